@@ -1,0 +1,1 @@
+"""What trains a model (backends) and what generates with it (rollouts)."""

@@ -1,0 +1,1 @@
+"""Built-in devices: the only code that names a chip."""

@@ -1,0 +1,1 @@
+"""Built-in compressors, each a module registered under the entry-point group `rollstock.compressor`."""

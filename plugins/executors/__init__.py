@@ -1,0 +1,1 @@
+"""Built-in executors, each a module registered under the entry-point group `rollstock.executor`."""

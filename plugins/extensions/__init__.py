@@ -1,0 +1,1 @@
+"""Built-in extensions, each a module registered under the entry-point group `rollstock.extension`."""

@@ -1,0 +1,1 @@
+"""Built-in trackers, each a module registered under the entry-point group `rollstock.tracker`."""
