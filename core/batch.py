@@ -1,0 +1,294 @@
+"""Trajectories in columns: what travels through a step.
+
+For algorithm authors, who see response-only, right-padded `[B, T]` views with a boolean mask, and for backends, which see
+packed token streams. Nothing is padded inside: a column of tokens is stored flat, one value after the other, so that padding
+can neither cost memory nor be mistaken for data. What a column means is left to whoever declared it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+
+@dataclass(kw_only=True)
+class Trajectory:
+    """One episode: what was given, what was sampled, and what it was worth.
+
+    Shapes: P prompt tokens; T tokens after the prompt, observations of later turns included. Token ids stay as sampled.
+    """
+
+    prompt: Tensor  # [P] int64
+    response: Tensor  # [T] int64
+    action_mask: Tensor  # [T] bool; False where the environment wrote the token
+    rollout_logprobs: Tensor  # [T] float32, at the sampling temperature; 0 where action_mask is False
+    versions: Tensor  # [T] int64, the policy version that made each token; -1 where action_mask is False
+    group: int  # trajectories of one prompt share it
+    task_id: str = ""
+    finish_reason: str = "stop"
+    reward: float | None = None  # None: nobody could say
+    step_rewards: Tensor | None = None  # [T] float32, for environments that reward single steps
+    observations: Tensor | None = None  # [T, ...], for control policies
+    actions: Tensor | None = None  # [T, ...], for control policies
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+class Batch:
+    """B trajectories in columns.
+
+    A token column has one row for each of the N response tokens of all trajectories together and is read as a padded
+    `[B, T, ...]` view (`batch.advantages`, `batch["advantages"]`); a sequence column has one row a trajectory and is read
+    as it is, `[B, ...]`. Reading a column that is not there raises AttributeError or KeyError with what is there.
+    """
+
+    TOKEN_COLUMNS: ClassVar[tuple[str, ...]] = ("response", "action_mask", "rollout_logprobs", "versions")
+
+    def __init__(
+        self,
+        *,
+        prompts: Sequence[Tensor],
+        lengths: Tensor,
+        token_columns: Mapping[str, Tensor],
+        sequence_columns: Mapping[str, Tensor],
+        task_ids: Sequence[str],
+        finish_reasons: Sequence[str],
+        metadata: Sequence[dict[str, Any]],
+    ) -> None:
+        """Take the columns as they are; `Batch.from_trajectories` is what most callers want."""
+        self.prompts = list(prompts)
+        self.lengths = lengths
+        self.task_ids = list(task_ids)
+        self.finish_reasons = list(finish_reasons)
+        self.metadata = list(metadata)
+        self._tokens = dict(token_columns)
+        self._sequences = dict(sequence_columns)
+        size = len(self.prompts)
+        self._rows = torch.repeat_interleave(torch.arange(size, device=lengths.device), lengths)
+        starts = torch.cumsum(lengths, 0) - lengths
+        self._columns = torch.arange(len(self._rows), device=lengths.device) - starts[self._rows]
+
+    @classmethod
+    def from_trajectories(cls, trajectories: Sequence[Trajectory]) -> Batch:
+        """Put trajectories in columns; `scores` is the reward, 0 where it is None, and `scored` says where there is one."""
+        lengths = torch.tensor([len(t.response) for t in trajectories], dtype=torch.int64)
+        tokens = {
+            name: torch.cat([getattr(t, name) for t in trajectories]) if trajectories else torch.zeros(0)
+            for name in cls.TOKEN_COLUMNS
+        }
+        for name in ("step_rewards", "observations", "actions"):
+            if trajectories and all(getattr(t, name) is not None for t in trajectories):
+                tokens[name] = torch.cat([getattr(t, name) for t in trajectories])
+        rewards = [t.reward for t in trajectories]
+        sequences = {
+            "groups": torch.tensor([t.group for t in trajectories], dtype=torch.int64),
+            "scores": torch.tensor([0.0 if r is None else r for r in rewards], dtype=torch.float32),
+            "scored": torch.tensor([r is not None for r in rewards], dtype=torch.bool),
+        }
+        return cls(
+            prompts=[t.prompt for t in trajectories],
+            lengths=lengths,
+            token_columns=tokens,
+            sequence_columns=sequences,
+            task_ids=[t.task_id for t in trajectories],
+            finish_reasons=[t.finish_reason for t in trajectories],
+            metadata=[t.metadata for t in trajectories],
+        )
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many response tokens there are, observations included (N)."""
+        return len(self._rows)
+
+    @property
+    def mask(self) -> Tensor:
+        """[B, T] bool: the tokens that the policy chose. Padding and observations are False."""
+        return self.pad(self._tokens["action_mask"])
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of all columns, sorted."""
+        return sorted([*self._tokens, *self._sequences])
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tokens or name in self._sequences
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self._tokens:
+            return self.pad(self._tokens[name])
+        if name in self._sequences:
+            return self._sequences[name]
+        raise KeyError(f"no column {name!r} in this batch; it has: {', '.join(self.columns)}")
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self[name]
+        except KeyError as error:
+            raise AttributeError(
+                f"{error.args[0]}. An algorithm that reads {name!r} declares it in its `needs`"
+            ) from None
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        """Set a column: `[B, T, ...]` with T the longest response is one of tokens, `[B, ...]` one of sequences.
+
+        A `[B]` tensor is a sequence column; anything whose second dimension is T is a token column. Raises ValueError if
+        the first dimension is not B, or if the name belongs to a column of the other sort.
+        """
+        if value.dim() == 0 or len(value) != len(self):
+            raise ValueError(f"column {name!r} must have {len(self)} rows, not shape {tuple(value.shape)}")
+        if value.dim() >= 2 and value.shape[1] == self.max_length:
+            self.set_flat(name, value[self._rows, self._columns])
+        else:
+            self.set_sequence(name, value)
+
+    @property
+    def max_length(self) -> int:
+        """T, the length of the longest response."""
+        return int(self.lengths.max()) if len(self) else 0
+
+    def flat(self, name: str) -> Tensor:
+        """[N, ...]: a token column without padding, trajectory after trajectory. Raises KeyError if it is not one."""
+        if name not in self._tokens:
+            raise KeyError(f"no token column {name!r} in this batch; it has: {', '.join(sorted(self._tokens))}")
+        return self._tokens[name]
+
+    def set_flat(self, name: str, value: Tensor) -> None:
+        """Set a token column from its flat form `[N, ...]`; raises ValueError if it has another number of rows."""
+        if len(value) != self.num_tokens:
+            raise ValueError(f"token column {name!r} must have {self.num_tokens} rows, not {len(value)}")
+        if name in self._sequences:
+            raise ValueError(f"{name!r} is a sequence column of this batch already")
+        self._tokens[name] = value
+
+    def set_sequence(self, name: str, value: Tensor) -> None:
+        """Set a sequence column `[B, ...]`; raises ValueError if it has another number of rows."""
+        if len(value) != len(self):
+            raise ValueError(f"sequence column {name!r} must have {len(self)} rows, not {len(value)}")
+        if name in self._tokens:
+            raise ValueError(f"{name!r} is a token column of this batch already")
+        self._sequences[name] = value
+
+    def pad(self, flat: Tensor) -> Tensor:
+        """[N, ...] to the right-padded view [B, T, ...]; padding is 0 (False). Differentiable."""
+        padded = flat.new_zeros((len(self), self.max_length, *flat.shape[1:]))
+        return padded.index_put((self._rows, self._columns), flat)
+
+    def unpad(self, padded: Tensor) -> Tensor:
+        """[B, T, ...] to the flat form [N, ...]."""
+        return padded[self._rows, self._columns]
+
+    def rows(self) -> Tensor:
+        """[N]: the trajectory that each flat token belongs to."""
+        return self._rows
+
+    def select(self, indices: Sequence[int] | Tensor) -> Batch:
+        """The trajectories at `indices`, in that order, with all their columns."""
+        order = [int(i) for i in indices]
+        starts = (torch.cumsum(self.lengths, 0) - self.lengths).tolist()
+        lengths = self.lengths.tolist()
+        picked = [torch.arange(starts[i], starts[i] + lengths[i]) for i in order]
+        index = torch.cat(picked) if picked else torch.zeros(0, dtype=torch.int64)
+        where = torch.tensor(order, dtype=torch.int64)
+        device = self.lengths.device
+        return Batch(
+            prompts=[self.prompts[i] for i in order],
+            lengths=self.lengths[where.to(device)],
+            token_columns={name: value[index.to(value.device)] for name, value in self._tokens.items()},
+            sequence_columns={name: value[where.to(value.device)] for name, value in self._sequences.items()},
+            task_ids=[self.task_ids[i] for i in order],
+            finish_reasons=[self.finish_reasons[i] for i in order],
+            metadata=[self.metadata[i] for i in order],
+        )
+
+    @staticmethod
+    def concat(batches: Iterable[Batch]) -> Batch:
+        """Join batches with the same columns, in order. Raises ValueError if the columns differ or there is no batch."""
+        parts = list(batches)
+        if not parts:
+            raise ValueError("there is no batch to join")
+        if any(part.columns != parts[0].columns for part in parts):
+            raise ValueError(f"batches with different columns cannot be joined: {[part.columns for part in parts]}")
+        return Batch(
+            prompts=[p for part in parts for p in part.prompts],
+            lengths=torch.cat([part.lengths for part in parts]),
+            token_columns={name: torch.cat([p._tokens[name] for p in parts]) for name in parts[0]._tokens},
+            sequence_columns={name: torch.cat([p._sequences[name] for p in parts]) for name in parts[0]._sequences},
+            task_ids=[x for part in parts for x in part.task_ids],
+            finish_reasons=[x for part in parts for x in part.finish_reasons],
+            metadata=[x for part in parts for x in part.metadata],
+        )
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch with its columns on `device`."""
+        return Batch(
+            prompts=[p.to(device) for p in self.prompts],
+            lengths=self.lengths.to(device),
+            token_columns={name: value.to(device) for name, value in self._tokens.items()},
+            sequence_columns={name: value.to(device) for name, value in self._sequences.items()},
+            task_ids=self.task_ids,
+            finish_reasons=self.finish_reasons,
+            metadata=self.metadata,
+        )
+
+    def response(self, index: int) -> Tensor:
+        """[T_index] int64: the tokens after the prompt of one trajectory."""
+        start = int(self.lengths[:index].sum())
+        return self._tokens["response"][start : start + int(self.lengths[index])]
+
+    def packed(self) -> PackedTokens:
+        """Prompt and response of every trajectory as one stream, as models read it."""
+        return PackedTokens.from_batch(self)
+
+    def total_lengths(self) -> list[int]:
+        """Prompt plus response length of each trajectory, in tokens."""
+        return [len(p) + n for p, n in zip(self.prompts, self.lengths.tolist(), strict=True)]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self.select([i]) for i in range(len(self)))
+
+
+@dataclass(frozen=True)
+class PackedTokens:
+    """All sequences of a batch, end to end, with no padding between them.
+
+    `tokens` [L] int64; `lengths` [B], the tokens of each sequence; `positions` [L], each token's place in its sequence;
+    `predicts` [N] int64, for each response token the index in the stream of the token *before* it, whose logits predict it;
+    `targets` [N] int64, the response tokens. A response that has no token before it (an empty prompt) cannot be predicted:
+    building one raises ValueError.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    positions: Tensor
+    predicts: Tensor
+    targets: Tensor
+
+    @staticmethod
+    def from_batch(batch: Batch) -> PackedTokens:
+        """See `Batch.packed`."""
+        device = batch.lengths.device
+        prompt_lengths = torch.tensor([len(p) for p in batch.prompts], dtype=torch.int64, device=device)
+        if bool((prompt_lengths == 0).any()):
+            raise ValueError("a trajectory with an empty prompt has no token that predicts its first one")
+        response = batch.flat("response")
+        lengths = prompt_lengths + batch.lengths
+        starts = torch.cumsum(lengths, 0) - lengths
+        rows = torch.repeat_interleave(torch.arange(len(batch), device=device), lengths)
+        positions = torch.arange(int(lengths.sum()), device=device) - starts[rows]
+        inner = torch.cumsum(batch.lengths, 0) - batch.lengths
+        place = torch.arange(len(response), device=device) - inner[batch.rows()]
+        where = starts[batch.rows()] + prompt_lengths[batch.rows()] + place
+        tokens = torch.empty(len(positions), dtype=torch.int64, device=device)
+        tokens[where] = response
+        is_prompt = positions < prompt_lengths[rows]
+        if len(batch):
+            tokens[is_prompt] = torch.cat(batch.prompts)
+        return PackedTokens(tokens, lengths, positions, where - 1, response)

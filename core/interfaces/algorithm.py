@@ -1,0 +1,87 @@
+"""The algorithm kind: what turns rewards into advantages, and log-probs into a loss."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rollstock.plugin import C, Plugin
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rollstock.batch import Batch
+    from rollstock.metrics import Metric, Metrics
+    from rollstock.micro import Loss, MicroBatch
+
+
+class Algorithm(Plugin[C]):
+    """One method of reinforcement learning.
+
+    An algorithm sees `[B, T]` views only: it knows neither engines nor chips, and it is the same object in a test, on a laptop
+    and on a cluster. Its `loss` is called in the workers that train, everything else in the controller.
+    """
+
+    needs: ClassVar[Set[str]] = frozenset()
+    """Columns that `advantages` or `loss` read beyond those that every batch has (`scores`, `scored`, `groups`, `mask`,
+    `rollout_logprobs`, `versions`): `old_logprobs`, `ref_logprobs`, `values`, ... The run starts the roles that provide
+    them, and is refused before its first step if nobody does. An option may decide: override `needed_columns`."""
+
+    early: ClassVar[Set[str]] = frozenset()
+    """Those of `needs` that `advantages` reads already. Only `old_logprobs` makes a difference: with one update a step and no
+    early reader they are taken from the training forward itself, which saves a pass over the batch."""
+
+    trains_with: ClassVar[Set[str]] = frozenset({"logprobs"})
+    """What `loss` needs of the actor's model with a gradient: `logprobs`, `entropy`."""
+
+    def needed_columns(self) -> Set[str]:
+        """`needs`, as the options have it (a KL coefficient of 0 needs no reference model)."""
+        return frozenset(self.needs)
+
+    def early_columns(self) -> Set[str]:
+        """`early`, as the options have it."""
+        return frozenset(self.early)
+
+    def training_outputs(self) -> Set[str]:
+        """`trains_with`, as the options have it."""
+        return frozenset(self.trains_with)
+
+    @property
+    def samples_per_prompt(self) -> int:
+        """How many trajectories each task is sampled: the option `group_size` where there is one, else 1."""
+        return int(getattr(self.config, "group_size", 1))
+
+    def validate(self, config: Mapping[str, Any]) -> Sequence[str]:
+        """What in the resolved run config makes this algorithm do nothing or fail; each sentence refuses the run.
+
+        Called before anything starts. Return nothing when all is well.
+        """
+        return ()
+
+    def select(self, batch: Batch) -> Sequence[int] | None:
+        """Indices of the trajectories to train on, or None for all. Called after scoring, before any column is prepared."""
+        return None
+
+    @abstractmethod
+    def advantages(self, batch: Batch) -> Tensor | Mapping[str, Tensor]:
+        """Advantages `[B, T]`, 0 where `batch.mask` is False; or several columns by name, `advantages` among them."""
+
+    @abstractmethod
+    def loss(self, micro: MicroBatch) -> Loss:
+        """The policy loss of a slice: losses per token through `micro.loss`, which sees to the global counts."""
+
+    def critic_loss(self, micro: MicroBatch) -> Loss:
+        """The critic's loss of a slice, from `micro.values` `[b, T]`; only algorithms that need `values` have one."""
+        raise NotImplementedError(f"{self.plugin_name} needs `values` but has no critic_loss")
+
+    def after_update(self, batch: Batch, metrics: Mapping[str, Metric]) -> Metrics:
+        """Called once a step after the updates: the place to adapt coefficients. Returns metrics to add."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """What must survive a restart (adaptive coefficients), as JSON. Restored by `load_state`."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` gave."""

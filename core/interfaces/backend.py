@@ -1,0 +1,98 @@
+"""The backend kind: what holds a model and trains it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollstock.plugin import C, Plugin
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rollstock.batch import Batch
+    from rollstock.interfaces.device import Device
+    from rollstock.interfaces.model import ModelSpec
+    from rollstock.metrics import Metrics
+    from rollstock.micro import LossFunction, Totals
+
+
+@dataclass
+class BackendState:
+    """All that a backend needs to go on as if never stopped: tensors in named parts, and the rest as JSON.
+
+    The part `model` holds the weights under their Hugging Face names (a LoRA adapter and a value head under names of their
+    own), the part `optimizer` the optimizer's tensors.
+    """
+
+    tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+class Backend(Plugin[C]):
+    """Trains one model of one role. Batches come from and go back to the CPU; what happens between is the backend's."""
+
+    @abstractmethod
+    def setup(self, model: ModelSpec, device: Device, *, trainable: bool, total_updates: int) -> None:
+        """Build the model on the device; called once, before everything else.
+
+        A model that is not `trainable` (a reference) gets no optimizer. `total_updates` is the number of calls of `update`
+        that the run will make, for learning-rate schedules. Raises UserError for a model that cannot be had.
+        """
+
+    @abstractmethod
+    def forward(
+        self, batch: Batch, columns: Sequence[str], *, temperature: float, micro_batches: Sequence[Sequence[int]]
+    ) -> dict[str, Tensor]:
+        """What the model says of the responses, without gradients: one flat `[N]` float32 tensor (CPU) for each of `columns`.
+
+        columns: `logprobs` and `entropy` (nats, of the distribution at `temperature`), `values` for a value head.
+        micro_batches: indices into the batch, each trajectory once; how they are cut changes nothing but memory.
+        """
+
+    @abstractmethod
+    def update(
+        self,
+        batch: Batch,
+        loss: LossFunction,
+        *,
+        outputs: Sequence[str],
+        temperature: float,
+        micro_batches: Sequence[Sequence[int]],
+        totals: Totals,
+    ) -> Metrics:
+        """One optimizer update on the sum of `loss` over the micro-batches; returns their metrics and the optimizer's.
+
+        outputs: what each MicroBatch carries with a gradient (`logprobs`, `entropy`, `values`). The backend adds
+        `grad_norm`, `lr` and `skipped_updates` (a gradient that is not finite changes nothing and counts 1).
+        """
+
+    @abstractmethod
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights that a generator needs, full and merged, under their Hugging Face names, tied ones once."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """`rollstock.weights.fingerprint` of `weights`."""
+
+    @abstractmethod
+    def state(self) -> BackendState:
+        """A snapshot; the tensors may be the live ones, so write or copy them before the next `update`."""
+
+    @abstractmethod
+    def load_state(self, state: BackendState) -> None:
+        """Take back what `state` gave, to the bit. Raises UserError naming the first tensor that does not fit."""
+
+    @abstractmethod
+    def save_config(self, path: Path) -> None:
+        """Write the model's `config.json` (and generation config) for an export; weights are the checkpoint's."""
+
+    def export_weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Turn the part `model` of a state into plain Hugging Face weights: adapters merged, heads of ours dropped."""
+        return dict(tensors)
+
+    def close(self) -> None:
+        """Let go of the device; called once, at the end."""

@@ -1,0 +1,66 @@
+"""The executor kind: what starts workers, and calls them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollstock.plugin import C, Plugin
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """The workers of one role: what builds each (a picklable callable of `kwargs` plus rank and world_size), and what each gets.
+
+    devices: accelerators for each worker, 0 to share the host's; cpus: cores for each worker.
+    """
+
+    role: str
+    factory: Callable[..., Any]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    count: int = 1
+    devices: int = 0
+    cpus: float = 1.0
+    colocate_with: str | None = None
+
+
+class WorkerGroup:
+    """The workers of one role, called as one. Methods of the worker class carry `@register`, which says how to split a call."""
+
+    role: str
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """How many workers there are."""
+
+    @abstractmethod
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a registered method and gather what it returns, as its marker says; waits for the end.
+
+        Raises RunError if the method is not registered, and whatever the worker raised, with the role and rank in a note.
+        """
+
+    @abstractmethod
+    def submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        """The same, at once: a future of what `call` returns."""
+
+
+class Executor(Plugin[C]):
+    """Starts groups of workers and ends them."""
+
+    @abstractmethod
+    def start(self, spec: WorkerSpec) -> WorkerGroup:
+        """Start the workers of a role and wait until all are built. Raises what a factory raised."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """End every worker that was started."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether workers live in this process, so that one may use another's tensors without a copy."""
+        return False

@@ -1,0 +1,57 @@
+"""The scheduler kind: what decides sizes and places, of batches, experts and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rollstock.plugin import C, Plugin
+
+if TYPE_CHECKING:
+    from rollstock.interfaces.device import Memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerLoad:
+    """How busy a role is: its workers, the tasks that wait, and the share of time that workers spent working (0 to 1)."""
+
+    role: str
+    num_workers: int
+    queue_length: int
+    utilisation: float
+
+
+class Scheduler(Plugin[C]):
+    """Each method is one decision; a scheduler overrides those that it makes, and None leaves things as they are."""
+
+    def micro_batches(
+        self, lengths: Sequence[int], *, groups: Sequence[int] | None = None, num_parts: int = 1
+    ) -> list[list[int]] | None:
+        """Cut sequences of `lengths` tokens into micro-batches: lists of indices, each index once.
+
+        groups: sequences of one group share a prompt, and are cheaper together; num_parts: ranks that must each get the same
+        number of micro-batches (a multiple of it is returned, rank r takes the lists r, r + num_parts, ...).
+        """
+        return None
+
+    def generation_batch_size(
+        self, prompt_lengths: Sequence[int], max_new_tokens: int, *, bytes_per_token: int, memory: Memory
+    ) -> int | None:
+        """How many sequences to generate at once, when each token of context keeps `bytes_per_token` of cache."""
+        return None
+
+    def num_workers(self, load: WorkerLoad) -> int | None:
+        """How many workers a role should have from the next step on."""
+        return None
+
+    def place_experts(self, load: Sequence[Sequence[float]], num_places: int) -> list[list[int]] | None:
+        """Where each layer's experts should live: for `load[layer][expert]` tokens, a place for every expert."""
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """What must survive a restart, as JSON."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` gave."""

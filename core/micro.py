@@ -1,0 +1,113 @@
+"""What an algorithm's loss sees: a slice of the batch with the model's outputs, and the counts of the whole batch.
+
+For algorithm authors. A loss is written once, for `[B, T]` tensors, and gives the same gradient however the batch was cut,
+because `MicroBatch.loss` divides by the counts of the whole mini-batch (`Totals`), never by those of the slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from rollstock.batch import Batch
+from rollstock.metrics import Metric, Metrics
+from rollstock.reduction import Aggregation, aggregate
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counts over one optimizer update: every micro-batch on every rank.
+
+    tokens: action tokens; sequences: trajectories with at least one action token; max_length: T of the longest response.
+    """
+
+    tokens: int
+    sequences: int
+    max_length: int
+
+    @staticmethod
+    def of(batch: Batch) -> Totals:
+        """The counts of a whole mini-batch."""
+        mask = batch.mask
+        return Totals(int(mask.sum()), int(mask.any(dim=1).sum()) if mask.numel() else 0, batch.max_length)
+
+
+@dataclass
+class Loss:
+    """A scalar to differentiate, already divided by the global counts (losses of slices add up), and its metrics."""
+
+    value: Tensor  # []
+    metrics: Metrics = field(default_factory=dict)
+
+
+class MicroBatch:
+    """A slice of b trajectories, padded to `[b, T]`, with what the model in training says of it.
+
+    `logprobs` (and `entropy` or `values`, if the algorithm asked for them) are `[b, T]` and carry gradients; every column of
+    the batch is an attribute without one. Reading a column that nobody provides raises AttributeError with what is there.
+    """
+
+    def __init__(self, batch: Batch, totals: Totals, outputs: Mapping[str, Tensor]) -> None:
+        """`outputs` holds the model's `[b, T]` tensors, by name; they come before a column of the same name."""
+        self.batch = batch
+        self.totals = totals
+        self._outputs = dict(outputs)
+        self.mask: Tensor = batch.mask  # [b, T] bool
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in self._outputs:
+            return self._outputs[name]
+        if name == "old_logprobs" and name not in self.batch:
+            # One update a step: the policy that sampled is the policy in training, so its log-probs are the old ones.
+            return self._outputs["logprobs"].detach()
+        value: Tensor = getattr(self.batch, name)
+        return value
+
+    def loss(
+        self,
+        losses: Tensor,
+        metrics: Mapping[str, Metric] | None = None,
+        *,
+        mode: Aggregation = "token_mean",
+        name: str = "actor/pg_loss",
+    ) -> Loss:
+        """Reduce losses per token `[b, T]` to this slice's share of the mini-batch's loss, recorded as the metric `name`.
+
+        `mode` is how tokens and sequences are averaged (see `aggregate`). Values in masked slots do not count.
+        """
+        by_tokens = mode in ("token_mean", "token_sum")
+        whole, part = (
+            (self.totals.tokens, int(self.mask.sum()))
+            if by_tokens
+            else (self.totals.sequences, int(self.mask.any(dim=1).sum()))
+        )
+        if mode == "token_sum":
+            denominator = None
+        elif mode == "seq_mean_token_sum_norm":
+            denominator = whole * self.totals.max_length
+        else:
+            denominator = whole
+        value = aggregate(losses, self.mask, mode=mode, denominator=denominator)
+        share = part / whole if whole else 0.0
+        recorded = Metric(float(value.detach()) / share, share) if share else Metric(0.0, 0.0)
+        return Loss(value, {name: recorded, **(metrics or {})})
+
+    def mean(self, values: Tensor) -> Metric:
+        """A metric: the mean over action tokens of `values` `[b, T]`."""
+        count = int(self.mask.sum())
+        picked = values.detach()[self.mask]
+        return Metric(float(picked.float().mean()), count) if count else Metric(0.0, 0.0)
+
+    def max(self, values: Tensor) -> Metric:
+        """A metric: the largest of `values` `[b, T]` over action tokens."""
+        picked = values.detach()[self.mask]
+        return Metric(float(picked.max()), 1.0, "max") if len(picked) else Metric(-torch.inf, 1.0, "max")
+
+
+LossFunction: TypeAlias = Callable[[MicroBatch], Loss]
