@@ -1,0 +1,105 @@
+"""A lock that dies with its process: one writer at a time for a run directory and for a checkpoint folder.
+
+The kernel holds the lock (POSIX record locks), so a process that was killed never leaves one behind, whatever its
+process id is used for next, and a worker forked from the holder does not keep it alive. The text in the file (process
+id, host, start) is there for the message only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+
+from rollstock.errors import UserError
+
+_log = logging.getLogger(__name__)
+_held: set[tuple[int, str]] = set()
+"""(process, path) of the locks held here: record locks do not exclude two holders within one process."""
+
+
+class LockedError(UserError):
+    """Another process (or another object in this one) holds the lock; the message says who and since when."""
+
+
+class LockFile:
+    """An exclusive lock at `path`, which need not exist yet; its folder must.
+
+    `what` names the locked thing in messages ("the run directory runs/a"). Usable as a context manager.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        self.what = what
+        self._descriptor: int | None = None
+        self._owner = 0
+
+    @property
+    def held(self) -> bool:
+        """Whether this object holds the lock; a copy that a fork made of it does not."""
+        return self._descriptor is not None and self._owner == os.getpid()
+
+    def acquire(self) -> None:
+        """Take the lock, at once or not at all: raises `LockedError` if somebody has it."""
+        if self.held:
+            return
+        key = (os.getpid(), str(self.path.resolve()))
+        if key in _held:
+            raise LockedError(f"{self.what} is in use by this very process")
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = _describe(os.pread(descriptor, 4096, 0))
+            os.close(descriptor)
+            raise LockedError(
+                f"{self.what} is in use by {holder}. Wait for it to end, stop it, or choose another directory."
+            ) from error
+        left_over = os.pread(descriptor, 4096, 0)
+        if left_over:
+            _log.warning("%s was left locked by %s, which has ended; going on", self.what, _describe(left_over))
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, _own_text(), 0)
+        self._descriptor, self._owner = descriptor, os.getpid()
+        _held.add(key)
+
+    def release(self) -> None:
+        """Give the lock back; no harm if it is not held."""
+        if self._descriptor is None or not self.held:
+            return
+        _held.discard((os.getpid(), str(self.path.resolve())))
+        # The file stays: removing it would let a third process lock a name that a second one no longer sees.
+        os.ftruncate(self._descriptor, 0)
+        os.close(self._descriptor)
+        self._descriptor = None
+
+    def __enter__(self) -> LockFile:
+        self.acquire()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def _own_text() -> bytes:
+    facts = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+    return json.dumps(facts).encode()
+
+
+def _describe(text: bytes) -> str:
+    try:
+        facts = json.loads(text)
+        return f"process {facts['pid']} on {facts['host']} since {facts['since']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
