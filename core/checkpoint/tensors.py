@@ -125,7 +125,7 @@ def write(layout: Layout, out: Writer) -> None:
         if tensor.numel() == 0:
             continue
         plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        data = memoryview(plain.reshape(-1).view(torch.uint8).numpy())
+        data = plain.reshape(-1).view(torch.uint8).numpy().data
         for start in range(0, len(data), CHUNK_BYTES):
             out.write(data[start : start + CHUNK_BYTES])
 
@@ -151,7 +151,7 @@ def read(source: Reader, where: str) -> dict[str, torch.Tensor]:
         if tensor.numel() * tensor.element_size() != num_bytes:
             raise CheckpointCorruptError(f"{where}: tensor {name!r} of shape {shape} does not take {num_bytes} bytes")
         if num_bytes:
-            fill(source, memoryview(tensor.reshape(-1).view(torch.uint8).numpy()), where)
+            fill(source, tensor.reshape(-1).view(torch.uint8).numpy().data, where)
         found[name] = tensor
     if source.readinto(memoryview(bytearray(1))):
         raise CheckpointCorruptError(f"{where}: goes on after its last tensor")

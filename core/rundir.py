@@ -1,0 +1,159 @@
+"""The directory of a run: where each file lies, who may write there, and what an occupied one is told.
+
+    config.yaml  manifest.json  metrics.jsonl  rollouts/  checkpoints/  model/  logs/  report.html
+
+For the run that writes it and the commands that read it. What is in the files is their writers' business.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from pathlib import Path
+
+from rollstock.errors import UserError
+from rollstock.lockfile import LockFile
+from rollstock.secrets import MaskingFilter
+
+_log = logging.getLogger(__name__)
+_LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+_OWN_NAMES = (
+    *("config.yaml", "manifest.json", "metrics.jsonl", "report.html"),
+    *("rollouts", "checkpoints", "model", "logs", "tensorboard", "profile"),
+)
+_STEP_FILE = re.compile(r"step-(\d+)")
+
+
+class OccupiedError(UserError):
+    """The directory already holds something; the message names the ways out."""
+
+
+class RunDirectory:
+    """The paths of one run, and the lock that keeps a second process out of it.
+
+    Make one with `create` (a new run) or `open` (an existing one).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.manifest = self.path / "manifest.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.rollouts = self.path / "rollouts"
+        self.checkpoints = self.path / "checkpoints"
+        self.model = self.path / "model"
+        self.logs = self.path / "logs"
+        self.report = self.path / "report.html"
+        self._lock = LockFile(self.path / ".lock", f"the run directory {self.path}")
+
+    @classmethod
+    def create(cls, path: Path, *, overwrite: bool = False) -> RunDirectory:
+        """Make the directory of a new run and lock it.
+
+        Raises `OccupiedError` if something is there already, unless `overwrite` is set and it is a run that nobody is
+        writing: then rollstock's own files in it are removed, and a warning is logged that says what is gone. Raises
+        `LockedError` if another process writes there.
+        """
+        run = cls(path)
+        if run.path.exists() and not run.path.is_dir():
+            raise OccupiedError(f"the run directory {run.path} is a file; choose another with run.directory=DIR")
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            run.lock()
+        except OSError as error:
+            raise UserError(f"the run directory {run.path} cannot be made: {error.strerror}") from error
+        try:
+            occupants = run.occupants()
+            if occupants:
+                run._clear(occupants, overwrite)
+            for folder in (run.rollouts, run.checkpoints, run.logs):
+                folder.mkdir()
+        except BaseException:
+            run.unlock()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """An existing run, not locked. Raises `UserError` if the path is no run, naming runs that lie near it."""
+        run = cls(path)
+        if run.is_run():
+            return run
+        base = run.path if run.path.is_dir() else run.path.parent
+        near = sorted(str(found.parent) for found in base.glob("*/config.yaml"))[:5] if base.is_dir() else []
+        reason = "holds no run (it has no config.yaml)" if run.path.exists() else "does not exist"
+        hint = f" Runs near it: {', '.join(near)}." if near else " Give the directory that `rollstock train` wrote to."
+        raise UserError(f"{run.path} {reason}.{hint}")
+
+    def is_run(self) -> bool:
+        """Whether a run was started here."""
+        return self.config.is_file()
+
+    def occupants(self) -> list[str]:
+        """Names of what lies in the directory, the lock aside."""
+        return sorted(path.name for path in self.path.iterdir() if path.name != ".lock")
+
+    def lock(self) -> None:
+        """Keep other processes out until `unlock` or the end of this process; raises `LockedError`."""
+        self._lock.acquire()
+
+    def unlock(self) -> None:
+        """Let others in."""
+        self._lock.release()
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps that have a checkpoint folder, oldest first; whether they are sound is the store's to say."""
+        matches = (_STEP_FILE.fullmatch(path.name) for path in self.checkpoints.glob("step-*"))
+        return sorted(int(match[1]) for match in matches if match)
+
+    def describe(self) -> str:
+        """A few words about the run that is here: how far it came and whether it can be resumed."""
+        steps = self.checkpoint_steps()
+        return f"a run with a checkpoint of step {steps[-1]}" if steps else "a run without a checkpoint"
+
+    def _clear(self, occupants: list[str], overwrite: bool) -> None:
+        if not self.is_run():
+            shown = ", ".join(occupants[:3]) + (", ..." if len(occupants) > 3 else "")
+            raise OccupiedError(
+                f"the directory {self.path} is not empty ({shown}) and holds no run, so it is left alone. "
+                "Choose another with run.directory=DIR."
+            )
+        if not overwrite:
+            resume = f"go on with it: rollstock resume {self.path}; " if self.checkpoint_steps() else ""
+            raise OccupiedError(
+                f"the directory {self.path} already holds {self.describe()}. Ways out: {resume}"
+                "write elsewhere: run.directory=DIR; or throw it away and start anew: --overwrite"
+            )
+        _log.warning("overwriting %s, which held %s", self.path, self.describe())
+        for name in _OWN_NAMES:
+            path = self.path / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def log_to_file(path: Path, level: int = logging.INFO) -> logging.Handler:
+    """Append rollstock's log records and Python warnings to `path`, secrets masked; `stop_logging` takes the handler off.
+
+    The controller logs to `logs/controller.log`, a worker to `logs/<role>-<rank>.log`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    handler.setLevel(level)
+    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+    handler.addFilter(MaskingFilter())
+    logging.captureWarnings(True)
+    for name in ("rollstock", "py.warnings"):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(min(level, logger.level or level))
+    return handler
+
+
+def stop_logging(handler: logging.Handler) -> None:
+    """Take off and close what `log_to_file` put on."""
+    for name in ("rollstock", "py.warnings"):
+        logging.getLogger(name).removeHandler(handler)
+    handler.close()
