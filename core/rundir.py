@@ -135,7 +135,7 @@ class RunDirectory:
 
 
 def log_to_file(path: Path, level: int = logging.INFO) -> logging.Handler:
-    """Append rollstock's log records and Python warnings to `path`, secrets masked; `stop_logging` takes the handler off.
+    """Append log records and Python warnings to `path`, secrets masked; `stop_logging` takes the handler off again.
 
     The controller logs to `logs/controller.log`, a worker to `logs/<role>-<rank>.log`.
     """

@@ -44,7 +44,7 @@ def test_resume_is_not_offered_where_it_cannot_work(tmp_path: Path) -> None:
     finished_run(tmp_path / "a", checkpoint=False)
     with pytest.raises(OccupiedError, match="without a checkpoint") as caught:
         RunDirectory.create(tmp_path / "a")
-    assert "resume" not in str(caught.value)
+    assert "rollstock resume" not in str(caught.value)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
