@@ -1,9 +1,9 @@
 """Keys and passwords are kept out of whatever a run writes: manifest, logs, report.
 
-For everything that stores or shows a config, a command line or a message. What counts as a secret is told
 For everything that stores or shows a config, a command line or a message. What counts as a secret is told from the
 name that it goes by (`api_key`, `password`, `hf_token`) and from well-known shapes (a token that begins with `hf_`, a
 URL with a password in it); tokens in the sense of text (`pad_token`, `stop_token_ids`) are none.
+"""
 
 from __future__ import annotations
 
