@@ -1,0 +1,202 @@
+"""The torch backend: one transformers model in one process, trained by AdamW.
+
+For runs that fit one device. Sequences are packed without padding, prompts that a group shares are computed once, logits exist
+only where there is loss, and master weights stay float32 whatever the products run in. Several processes are left to other
+backends, cutting batches to the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rollstock import (
+    Backend,
+    BackendState,
+    Batch,
+    Device,
+    LossFunction,
+    Metrics,
+    MicroBatch,
+    ModelSpec,
+    Totals,
+    UserError,
+    derive_seed,
+    fingerprint,
+    merge_metrics,
+)
+from rollstock.backends.models import build_model, checkpoint_weights
+from rollstock.backends.torch import lora
+from rollstock.backends.torch.check import check_network
+from rollstock.backends.torch.config import TorchConfig
+from rollstock.backends.torch.layout import make_layout
+from rollstock.backends.torch.network import VALUE_HEAD, Network
+from rollstock.backends.torch.optimizer import Optimizer
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class TorchBackend(Backend[TorchConfig]):
+    """Holds one model on one device."""
+
+    _network: Network
+    _optimizer: Optimizer | None
+    _device: Device
+
+    def setup(self, model: ModelSpec, device: Device, *, trainable: bool, total_updates: int) -> None:
+        """See `Backend.setup`. A model that gives other results packed than alone is refused here."""
+        self._device = device
+        built = build_model(model)
+        if trainable and self.config.lora.rank:
+            lora.add_adapters(built, self.config.lora, derive_seed(model.seed, "lora"))
+        network = Network(
+            built, value_head=model.head == "value", logits_bytes=self.config.logits_memory_mib << 20
+        ).to(device.torch_device())
+        check_network(network, share_prompts=self.config.share_prompts)
+        if not trainable:
+            network.requires_grad_(False)
+        elif self.config.activation_checkpointing:
+            built.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+        self._network = network
+        self._optimizer = Optimizer(self._trained(), self.config, total_updates) if trainable else None
+
+    @torch.no_grad()
+    def forward(
+        self, batch: Batch, columns: Sequence[str], *, temperature: float, micro_batches: Sequence[Sequence[int]]
+    ) -> dict[str, Tensor]:
+        """See `Backend.forward`; tokens that the policy did not choose get 0."""
+        found = {name: torch.zeros(batch.num_tokens) for name in columns}
+        parts = torch.arange(batch.num_tokens).split(batch.lengths.tolist())
+        for indices in micro_batches:
+            outputs = self._outputs(batch.select(indices), columns, temperature)
+            where = torch.cat([parts[i] for i in indices]) if indices else torch.zeros(0, dtype=torch.int64)
+            for name, value in outputs.items():
+                found[name][where] = value.cpu()
+        return found
+
+    def update(
+        self,
+        batch: Batch,
+        loss: LossFunction,
+        *,
+        outputs: Sequence[str],
+        temperature: float,
+        micro_batches: Sequence[Sequence[int]],
+        totals: Totals,
+    ) -> Metrics:
+        """See `Backend.update`."""
+        if self._optimizer is None:
+            raise UserError("backend: this model was set up without an optimizer (a reference is not trained)")
+        measured: list[Metrics] = []
+        self._optimizer.zero_grad()
+        for indices in micro_batches:
+            part = batch.select(indices)
+            flat = self._outputs(part, outputs, temperature)
+            part = part.to(self._device.torch_device())
+            result = loss(MicroBatch(part, totals, {name: part.pad(value) for name, value in flat.items()}))
+            if result.value.requires_grad:
+                result.value.backward()
+            measured.append(result.metrics)
+        return merge_metrics([*measured, self._optimizer.step()])
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Backend.weights`. Without adapters these are the tensors in training themselves."""
+        own = ((name, tensor) for name, tensor in self._named() if not name.startswith(VALUE_HEAD))
+        return ((name, tensor.detach()) for name, tensor in lora.merged(self._network.model, own))
+
+    def fingerprint(self) -> str:
+        """See `Backend.fingerprint`."""
+        return fingerprint(self.weights())
+
+    def state(self) -> BackendState:
+        """See `Backend.state`; the tensors are the live ones."""
+        tensors = {"model": {name: tensor.detach() for name, tensor in self._named()}}
+        if self._optimizer is None:
+            return BackendState(tensors)
+        tensors["optimizer"] = self._optimizer.tensors()
+        return BackendState(tensors, {"optimizer": self._optimizer.values()})
+
+    @torch.no_grad()
+    def load_state(self, state: BackendState) -> None:
+        """See `Backend.load_state`."""
+        saved = state.tensors["model"]
+        mine = dict(self._named())
+        _check_fit(saved, mine)
+        for name, tensor in mine.items():
+            tensor.copy_(saved[name])
+        if self._optimizer is not None:
+            self._optimizer.load(state.tensors.get("optimizer", {}), state.values["optimizer"])
+
+    def save_config(self, path: Path) -> None:
+        """See `Backend.save_config`."""
+        path.mkdir(parents=True, exist_ok=True)
+        model = self._network.model
+        config = type(model.config).from_dict(model.config.to_dict())
+        config.architectures = [type(model).__name__]
+        config.dtype = torch.float32
+        config.save_pretrained(path)
+        if model.generation_config is not None:
+            model.generation_config.save_pretrained(path)
+
+    def export_weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `Backend.export_weights`; needs a backend that is set up, for the shapes of its layers."""
+        plain = {name: tensor for name, tensor in tensors.items() if not name.startswith(VALUE_HEAD)}
+        return checkpoint_weights(self._network.model, lora.merge_saved(self._network.model, plain))
+
+    def close(self) -> None:
+        """See `Backend.close`."""
+        self.__dict__.pop("_network", None)
+        self._optimizer = None
+        if "_device" in self.__dict__:
+            self._device.release_memory()
+
+    def _outputs(self, batch: Batch, names: Sequence[str], temperature: float) -> dict[str, Tensor]:
+        """Flat `[N]` tensors on the device: the model's outputs where the policy chose the token, 0 elsewhere."""
+        device = self._device.torch_device()
+        chosen = batch.flat("action_mask").nonzero()[:, 0]
+        if len(chosen) == 0:
+            return {name: torch.zeros(batch.num_tokens, device=device) for name in names}
+        layout = make_layout(batch, share_prompts=self.config.share_prompts)
+        index, targets = layout.predicts[chosen], batch.flat("response")[chosen]
+        with self._autocast():
+            found = self._network(
+                layout.to(device), names, index.to(device), targets.to(device), temperature if temperature > 0 else 1.0
+            )
+        chosen = chosen.to(device)
+        return {
+            name: value.new_zeros(batch.num_tokens).index_put((chosen,), value) for name, value in found.items()
+        }
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return self._device.autocast(_DTYPES[self.config.compute_dtype])
+
+    def _named(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights by their public names."""
+        return ((lora.public_name(name), tensor) for name, tensor in self._network.weights())
+
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        network = self._network
+        return [
+            (lora.public_name(name), tensor)
+            for name, tensor in network.weights()
+            if isinstance(tensor, nn.Parameter) and tensor.requires_grad
+        ]
+
+
+def _check_fit(saved: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> None:
+    """Raise UserError for the first tensor that is missing, unknown or of another shape."""
+    for name, tensor in mine.items():
+        if name not in saved:
+            raise UserError(f"the checkpoint has no weight {name!r}, which this model has")
+        if saved[name].shape != tensor.shape:
+            raise UserError(
+                f"the checkpoint's {name!r} has shape {list(saved[name].shape)}, this model's has {list(tensor.shape)}"
+            )
+    unknown: Iterable[str] = saved.keys() - mine.keys()
+    if unknown:
+        raise UserError(f"the checkpoint has a weight {min(unknown)!r}, which this model has not")

@@ -1,0 +1,148 @@
+"""A transformers model as a backend uses it: packed streams in, log-probs, entropies and values of response tokens out.
+
+For the torch backend, and for whichever shards the same model over processes. Gradients, optimizers and batches that are cut
+into slices are left to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rollstock import UserError
+from rollstock.algorithms.functional import logprobs_and_entropy
+from rollstock.backends.models import named_weights
+from rollstock.backends.torch import attention
+from rollstock.backends.torch.layout import Layout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+VALUE_HEAD = "value_head."
+OUTPUTS = ("logprobs", "entropy", "values")
+
+
+class Network(nn.Module):
+    """A causal language model over packed streams, with or without a value head.
+
+    Raises UserError if the model's layers do not ask transformers' attention interface for their attention.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, value_head: bool, logits_bytes: int) -> None:
+        """`logits_bytes`: more logits than that at once are computed in parts, each again in the backward pass."""
+        super().__init__()
+        attention.register()
+        if not model._can_set_attn_implementation():
+            raise UserError(
+                f"model: {type(model).__name__} has an attention of its own, not transformers' attention interface, so its "
+                "sequences cannot be packed; choose another architecture"
+            )
+        model.set_attn_implementation(attention.NAME)
+        self.model = model
+        self.value_head: nn.Linear | None = None
+        if value_head:
+            self.value_head = _value_head(model)
+            _drop_lm_head(model)
+        self.logits_bytes = logits_bytes
+        self.plain_head = False
+        """Whether the logits are exactly the output embedding of the hidden states, so that they can be computed in parts."""
+
+    def forward(self, layout: Layout, outputs: Sequence[str], index: Tensor, targets: Tensor, temperature: float) -> dict[str, Tensor]:
+        """`outputs` (of `logprobs`, `entropy`, `values`) at the stream positions `index` [N], each [N] float32.
+
+        targets [N]: the tokens whose log-probs are asked for. Raises ValueError for an output that this model has no head for.
+        """
+        self._check(outputs)
+        found: dict[str, Tensor] = {}
+        wants_logprobs = "logprobs" in outputs or "entropy" in outputs
+        if wants_logprobs and not self.plain_head:
+            logits = self.model(**self.inputs(layout), logits_to_keep=index).logits[0]
+            found["logprobs"], found["entropy"] = logprobs_and_entropy(logits, targets, temperature=temperature)
+        else:
+            hidden = self.hidden(layout).index_select(0, index)
+            if wants_logprobs:
+                found["logprobs"], found["entropy"] = self._score(hidden, targets, temperature)
+            if self.value_head is not None and "values" in outputs:
+                found["values"] = self._value(hidden)
+        return {name: found[name] for name in outputs}
+
+    @property
+    def body(self) -> nn.Module:
+        """The transformer without its head."""
+        decoder: nn.Module = self.model.get_decoder()
+        # Some classes (Llama 4) declare no prefix for it, and then give themselves.
+        return self.model.model if decoder is self.model else decoder
+
+    def hidden(self, layout: Layout) -> Tensor:
+        """[L, hidden]: the last hidden states of the stream."""
+        states: Tensor = self.body(**self.inputs(layout)).last_hidden_state[0]
+        return states
+
+    def inputs(self, layout: Layout) -> dict[str, Any]:
+        """The keyword arguments of the transformers model for a stream."""
+        # The mask's length tells `position_mask` how long the longest sequence is. Without use_cache=False, transformers
+        # takes the stream for one long sequence, in silence.
+        return {
+            "input_ids": layout.tokens[None],
+            "position_ids": layout.positions[None],
+            "attention_mask": torch.ones((1, layout.longest), dtype=torch.bool, device=layout.tokens.device),
+            "use_cache": False,
+            attention.LAYOUT: layout,
+        }
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight by name, tied ones once: the model's under their transformers names, the value head's as `value_head.*`."""
+        yield from named_weights(self.model)
+        if self.value_head is not None:
+            for name, tensor in self.value_head.state_dict(keep_vars=True).items():
+                yield VALUE_HEAD + name, tensor
+
+    def _check(self, outputs: Sequence[str]) -> None:
+        for name in outputs:
+            if name not in OUTPUTS:
+                raise ValueError(f"unknown output {name!r}; a model gives {', '.join(OUTPUTS)}")
+            if (name == "values") != (self.value_head is not None):
+                kind = "a language model" if self.value_head is None else "a value model"
+                raise ValueError(f"this is {kind}, which gives no {name!r}")
+
+    def _score(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        head: Callable[[Tensor], Tensor] = self.model.get_output_embeddings()
+        vocabulary = self.model.get_output_embeddings().weight.shape[0]
+
+        def score(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+            return logprobs_and_entropy(head(states), ids, temperature=temperature)
+
+        rows = max(1, self.logits_bytes // (4 * vocabulary))
+        if len(hidden) <= rows:
+            return score(hidden, targets)
+        parts = [
+            checkpoint(score, states, ids, use_reentrant=False, preserve_rng_state=False)
+            for states, ids in zip(hidden.split(rows), targets.split(rows), strict=True)
+        ]
+        logprobs, entropies = zip(*parts, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def _value(self, hidden: Tensor) -> Tensor:
+        assert self.value_head is not None
+        with torch.autocast(hidden.device.type, enabled=False):
+            values: Tensor = self.value_head(hidden.float())
+        return values[:, 0]
+
+
+def _value_head(model: PreTrainedModel) -> nn.Linear:
+    """A scalar of the hidden state; it starts at 0, so that a critic's first values say nothing rather than something wrong."""
+    head = nn.Linear(model.get_input_embeddings().weight.shape[1], 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def _drop_lm_head(model: PreTrainedModel) -> None:
+    """Let go of an output embedding that a value model never uses, unless it is the input embedding."""
+    output = model.get_output_embeddings()
+    if output is not None and output.weight is not model.get_input_embeddings().weight:
+        model.set_output_embeddings(nn.Identity())
