@@ -1,7 +1,8 @@
 """What can go wrong, as exceptions that a command turns into an exit code and one clear message.
 
-For everyone who raises or catches: a `UserError` (exit code 2) says that something the user wrote is wrong, a `RunError` (exit
-code 1) that a sound run failed. Anything else that escapes is a bug. Printing is left to the command line.
+For everyone who raises or catches: a `UserError` (exit code 2) says that something the user wrote is wrong, a
+`RunError` (exit code 1) that a sound run failed. Anything else that escapes is a bug. Printing is left to the command
+line.
 """
 
 from __future__ import annotations

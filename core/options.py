@@ -1,7 +1,7 @@
 """Options: how the fields of a config dataclass state their default, help and bounds, and how they are described.
 
-For plugin authors, who write `group_size: int = option(8, "samples per prompt", minimum=2)`, and for whatever lists options.
-Checking values against them is left to `rollstock.conversion`.
+For plugin authors, who write `group_size: int = option(8, "samples per prompt", minimum=2)`, and for whatever lists
+options. Checking values against them is left to `rollstock.conversion`.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def option(
 ) -> T:
     """A dataclass field that is an option of a plugin or of the core.
 
-    `default` may be mutable: every config gets a copy of its own. `minimum` and `maximum` (both included) bound a number, or each
-    number of a list; `choices` lists the values allowed, where a `Literal` type does not already. TypeError without a help text,
-    or for a default outside its own bounds.
+    `default` may be mutable: every config gets a copy of its own. `minimum` and `maximum` (both included) bound a
+    number, or each number of a list; `choices` lists the values allowed, where a `Literal` type does not already.
+    TypeError without a help text.
     """
     if not isinstance(help, str) or not help.strip():
         raise TypeError("an option needs a help text: option(default, 'what it does')")
@@ -96,7 +96,9 @@ def field_types(config_class: type[Any]) -> dict[str, Any]:
 
 
 def describe_options(config_class: type[Any]) -> list[Option]:
-    """The options of a config dataclass, in the order in which it defines them. Raises PluginError as `field_types` does."""
+    """The options of a config dataclass, in the order in which it defines them. Raises PluginError as `field_types`
+    does.
+    """
     types = field_types(config_class)
     return [
         Option(name=field.name, type=type_name(types[field.name]), default=_default(field), **constraints(field))

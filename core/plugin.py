@@ -1,7 +1,7 @@
 """The base class of every plugin, and the number of the contract between plugins and the core.
 
-For plugin authors, by way of the interfaces (`Algorithm`, `Backend`, ...), which all derive from `Plugin`. Finding, checking
-and making plugins is left to `rollstock.manager`.
+For plugin authors, by way of the interfaces (`Algorithm`, `Backend`, ...), which all derive from `Plugin`. Finding,
+checking and making plugins is left to `rollstock.manager`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ class NoOptions:
 class Plugin(Generic[C]):
     """One named piece of a run, made from its options: `X(config)`.
 
-    A kind's interface is `class Algorithm(Plugin[C])`, a plugin `class GRPO(Algorithm[GRPOConfig])`, where `GRPOConfig` is a
-    keyword-only dataclass of `rollstock.option` fields. Without a config, all options have their defaults; TypeError if one
-    of them has none.
+    A kind's interface is `class Algorithm(Plugin[C])`, a plugin `class GRPO(Algorithm[GRPOConfig])`, where `GRPOConfig`
+    is a keyword-only dataclass of `rollstock.option` fields. Without a config, all options have their defaults;
+    TypeError if one of them has none.
     """
 
     plugin_name: str = ""
-    """The name under which it was chosen (`grpo`), set by the manager; the class's name where no manager was involved."""
+    """The name under which it was chosen (`grpo`), set by the manager; the class's name where no manager was
+    involved.
+    """
 
     def __init__(self, config: C | None = None) -> None:
         if config is None:

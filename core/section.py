@@ -1,0 +1,69 @@
+"""One plugin's section of a config: a plain mapping that remembers where in which file it stood.
+
+For the config loader, which makes sections, and for the plugin manager, whose errors then name `demo.yaml:12:
+algorithm.clip`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Section(dict[str, Any]):
+    """`{name: ..., <options>}`; `place` is its path in the config (`rewards.0`), `origins` says where each value came
+    from.
+
+    `origins` has option paths relative to the section; the empty path stands for the section itself.
+    """
+
+    def __init__(self, values: Mapping[str, Any], *, place: str = "", origins: Mapping[str, str] | None = None) -> None:
+        super().__init__(values)
+        self.place = place
+        self.origins: dict[str, str] = dict(origins or {})
+
+    @property
+    def weight(self) -> float:
+        """How much a reward counts in the sum; 1 for everything else."""
+        return float(self.get("weight", 1.0))
+
+    @property
+    def name(self) -> str:
+        """The plugin's name."""
+        return str(self["name"])
+
+    @classmethod
+    def from_option(cls, value: Any, place: str) -> Section:
+        """Read a section as a user writes it: a bare name, or a mapping with a `name`. Raises ValueError otherwise."""
+        if isinstance(value, str) and value:
+            return cls({"name": value}, place=place)
+        if not isinstance(value, Mapping):
+            raise ValueError(f"must be a plugin's name or a mapping with one, not {value!r}")
+        if not isinstance(value.get("name"), str) or not value["name"]:
+            raise ValueError(f"must say which plugin it means: {{name: ..., <its options>}}, not {dict(value)!r}")
+        return cls(value, place=place, origins=value.origins if isinstance(value, Section) else None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (dict(self), self.place, self.origins)
+
+
+def _rebuild(values: dict[str, Any], place: str, origins: dict[str, str]) -> Section:
+    return Section(values, place=place, origins=origins)
+
+
+def place_of(values: Mapping[str, Any], otherwise: str = "") -> str:
+    """Where `values` stood in the config; `otherwise` for a plain mapping."""
+    return getattr(values, "place", "") or otherwise
+
+
+def origin_of(values: Mapping[str, Any], path: str) -> str:
+    """`demo.yaml:12` for the option at `path`, or for the nearest enclosing one that is known; empty if none is, or a
+    default.
+    """
+    origins: Mapping[str, str] = getattr(values, "origins", {})
+    while True:
+        if path in origins:
+            return "" if origins[path] == "default" else origins[path]
+        if not path:
+            return ""
+        path = path.rpartition(".")[0]
