@@ -15,25 +15,26 @@ from torch import Tensor
 
 from rollstock.batch import Batch
 from rollstock.metrics import Metric, Metrics
-from rollstock.reduction import Aggregation, aggregate
+from rollstock.reduction import AggregationMode, aggregate
 
 
 @dataclass(frozen=True)
 class Totals:
     """Counts over one optimizer update: every micro-batch on every rank.
 
-    tokens: action tokens; sequences: trajectories with at least one action token; max_length: T of the longest response.
+    tokens: action tokens; sequences: trajectories with at least one action token; response_limit: the most tokens that a
+    response may have, a constant of the run.
     """
 
     tokens: int
     sequences: int
-    max_length: int
+    response_limit: int
 
     @staticmethod
-    def of(batch: Batch) -> Totals:
+    def of(batch: Batch, *, response_limit: int) -> Totals:
         """The counts of a whole mini-batch."""
         mask = batch.mask
-        return Totals(int(mask.sum()), int(mask.any(dim=1).sum()) if mask.numel() else 0, batch.max_length)
+        return Totals(int(mask.sum()), int(mask.any(dim=1).sum()) if mask.numel() else 0, response_limit)
 
 
 @dataclass
@@ -74,7 +75,7 @@ class MicroBatch:
         losses: Tensor,
         metrics: Mapping[str, Metric] | None = None,
         *,
-        mode: Aggregation = "token_mean",
+        mode: AggregationMode = "token_mean",
         name: str = "actor/pg_loss",
     ) -> Loss:
         """Reduce losses per token `[b, T]` to this slice's share of the mini-batch's loss, recorded as the metric `name`.
@@ -90,7 +91,7 @@ class MicroBatch:
         if mode == "token_sum":
             denominator = None
         elif mode == "seq_mean_token_sum_norm":
-            denominator = whole * self.totals.max_length
+            denominator = whole * self.totals.response_limit
         else:
             denominator = whole
         value = aggregate(losses, self.mask, mode=mode, denominator=denominator)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rollstock.batch import Batch
     from rollstock.metrics import Metric, Metrics
     from rollstock.micro import Loss, MicroBatch
+    from rollstock.schema import RunConfig
 
 
 class Algorithm(Plugin[C]):
@@ -35,6 +36,9 @@ class Algorithm(Plugin[C]):
     trains_with: ClassVar[Set[str]] = frozenset({"logprobs"})
     """What `loss` needs of the actor's model with a gradient: `logprobs`, `entropy`."""
 
+    refill_rounds: int = 0
+    """How often a step may generate again, with new tasks, while `select` left fewer than `train.prompts_per_step` groups."""
+
     def needed_columns(self) -> Set[str]:
         """`needs`, as the options have it (a KL coefficient of 0 needs no reference model)."""
         return frozenset(self.needs)
@@ -52,7 +56,7 @@ class Algorithm(Plugin[C]):
         """How many trajectories each task is sampled: the option `group_size` where there is one, else 1."""
         return int(getattr(self.config, "group_size", 1))
 
-    def validate(self, config: Mapping[str, Any]) -> Sequence[str]:
+    def validate(self, config: RunConfig) -> Sequence[str]:
         """What in the resolved run config makes this algorithm do nothing or fail; each sentence refuses the run.
 
         Called before anything starts. Return nothing when all is well.

@@ -1,0 +1,190 @@
+"""A run made from its config: plugins chosen, roles started, everything checked that can be before the first step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Set
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollstock.checkpoint import CheckpointStore
+from rollstock.columns import roles_needed
+from rollstock.episodes import Player
+from rollstock.errors import ConfigError
+from rollstock.evaluation import Evaluator
+from rollstock.interfaces.algorithm import Algorithm
+from rollstock.interfaces.environment import Environment
+from rollstock.interfaces.executor import Executor, WorkerSpec
+from rollstock.interfaces.extension import Extension
+from rollstock.interfaces.model import ModelSpec
+from rollstock.interfaces.rollout import Sampling
+from rollstock.interfaces.tracker import Tracker
+from rollstock.interrupt import Interrupt
+from rollstock.manager import PluginManager, make_manager
+from rollstock.roles.model import ModelWorker
+from rollstock.roles.reward import RewardWorker
+from rollstock.roles.rollout import RolloutWorker
+from rollstock.run import Run
+from rollstock.seeding import derive_seed
+from rollstock.stages import CoreStages
+from rollstock.tasks import TaskSource
+from rollstock.tokens import end_ids, load_tokenizer
+from rollstock.tracking import Trackers
+
+if TYPE_CHECKING:
+    from rollstock.schema import RunConfig
+
+
+@dataclasses.dataclass(kw_only=True)
+class Parts:
+    """The light half of a run: plugins of the controller, without any model. Enough to check a config."""
+
+    manager: PluginManager
+    algorithm: Algorithm[Any]
+    environment: Environment[Any]
+    extensions: list[Extension[Any]]
+    trackers: list[Tracker[Any]]
+    tokenizer: Any
+    provided: Set[str]
+    roles: list[str]
+
+
+def choose(config: RunConfig) -> Parts:
+    """Make the controller's plugins and refuse what cannot work. Raises UserError; starts nothing."""
+    manager = make_manager(config.plugins.block)
+    manager.register("core:stages", CoreStages())
+    algorithm = manager.create_as(Algorithm, config.algorithm)
+    extensions = manager.create_all(Extension, config.extensions)
+    provided = frozenset(column for extension in extensions for column in extension.provides)
+    roles = roles_needed(algorithm.plugin_name, algorithm.needed_columns(), provided)
+    refuse_silent_failures(config, algorithm)
+    environment = manager.create_as(Environment, config.environment)
+    environment.setup(derive_seed(config.train.seed, "environment"))
+    return Parts(
+        manager=manager,
+        algorithm=algorithm,
+        environment=environment,
+        extensions=extensions,
+        trackers=manager.create_all(Tracker, config.trackers),
+        tokenizer=load_tokenizer(config.model),
+        provided=provided,
+        roles=["actor", "rollout", "reward", *roles],
+    )
+
+
+def refuse_silent_failures(config: RunConfig, algorithm: Algorithm[Any]) -> None:
+    """Raise ConfigError for settings that would run and do nothing."""
+    problems = list(algorithm.validate(config))
+    train = config.train
+    if train.mini_batches > train.prompts_per_step:
+        problems.append(
+            f"train.mini_batches: {train.mini_batches} is more than the {train.prompts_per_step} groups of a step "
+            "(train.prompts_per_step); groups are not cut"
+        )
+    if not config.rewards:
+        problems.append("rewards: nobody scores; name at least one, such as `rewards: [environment]`")
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def model_spec(config: RunConfig, tokenizer: Any) -> ModelSpec:
+    """The policy's model as backends and rollouts are told of it."""
+    return ModelSpec(
+        path=config.model.path,
+        config=dict(config.model.config or {}),
+        seed=derive_seed(config.train.seed, "model"),
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_ids=end_ids(tokenizer),
+    )
+
+
+def sampling_of(config: RunConfig, tokenizer: Any) -> Sampling:
+    """How the run samples; the tokenizer's end ids always stop."""
+    chosen = config.sampling
+    return Sampling(
+        temperature=chosen.temperature,
+        top_p=chosen.top_p,
+        top_k=chosen.top_k,
+        max_new_tokens=chosen.max_new_tokens,
+        stop=tuple(chosen.stop),
+        stop_token_ids=tuple(dict.fromkeys([*end_ids(tokenizer), *chosen.stop_token_ids])),
+    )
+
+
+def build(config: RunConfig, directory: Path, parts: Parts, interrupt: Interrupt, *, only_generate: bool = False) -> Run:
+    """Start the roles and put the run together. Raises UserError for what only a started worker can find out.
+
+    only_generate: for evaluation, without critic and reference.
+    """
+    executor = parts.manager.create_as(Executor, config.executor)
+    try:
+        return _assemble(config, directory, parts, interrupt, executor, only_generate)
+    except BaseException:
+        executor.shutdown()
+        raise
+
+
+def _assemble(
+    config: RunConfig, directory: Path, parts: Parts, interrupt: Interrupt, executor: Executor[Any], only_generate: bool
+) -> Run:
+    names = [role for role in parts.roles if not (only_generate and role in ("critic", "reference"))]
+    roles = {role: executor.start(worker_spec(config, role, parts.tokenizer)) for role in names}
+    sampling = sampling_of(config, parts.tokenizer)
+    player = Player(
+        lambda requests, how: roles["rollout"].call("generate", requests, how),
+        parts.environment,
+        parts.tokenizer,
+        max_prompt_tokens=config.sampling.max_prompt_tokens,
+        overlong=config.sampling.overlong_prompt,
+    )
+    store = CheckpointStore(
+        directory / "checkpoints",
+        keep=config.checkpoint.keep,
+        keep_best=config.checkpoint.keep_best,
+        compression=config.checkpoint.compression,
+    )
+    return Run(
+        config=config,
+        directory=directory,
+        manager=parts.manager,
+        algorithm=parts.algorithm,
+        executor=executor,
+        extensions=parts.extensions,
+        roles=roles,
+        player=player,
+        tasks=TaskSource(parts.environment, config.train.seed),
+        trackers=Trackers(parts.trackers),
+        evaluator=Evaluator(config.evaluation),
+        store=store,
+        interrupt=interrupt,
+        sampling=sampling,
+        tokenizer=parts.tokenizer,
+        provided=parts.provided,
+    )
+
+
+def worker_spec(config: RunConfig, role: str, tokenizer: Any) -> WorkerSpec:
+    """What the executor needs to start the workers of a role."""
+    placed = config.role(role)
+    common = {"role": role, "count": placed.count, "devices": placed.devices}
+    if role == "reward":
+        kwargs: dict[str, Any] = {
+            "environment": config.environment,
+            "rewards": config.rewards,
+            "blocked": config.plugins.block,
+            "seed": derive_seed(config.train.seed, "environment"),
+            "timeout_s": config.reward_limits.timeout_s,
+            "num_processes": config.reward_limits.workers,
+        }
+        return WorkerSpec(factory=RewardWorker, kwargs=kwargs, **common)
+    model = model_spec(config, tokenizer)
+    if role == "rollout":
+        return WorkerSpec(factory=RolloutWorker, kwargs={"config": config, "model": model}, **common)
+    if role == "critic":
+        model = dataclasses.replace(model, head="value", seed=derive_seed(config.train.seed, "critic"))
+    total = config.train.steps * config.train.epochs * config.train.mini_batches
+    kwargs = {"config": config, "role": role, "model": model, "total_updates": total}
+    return WorkerSpec(factory=ModelWorker, kwargs=kwargs, **common)
+

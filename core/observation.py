@@ -1,0 +1,82 @@
+"""What a step records of its batch: metrics of scores, lengths and advantages, and the trajectories as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollstock.batch import Batch
+from rollstock.metrics import Metric, Metrics
+from rollstock.tokens import decode
+
+
+def score_metrics(batch: Batch) -> Metrics:
+    """The scores of a generated batch, before anything is dropped; samples without a score are left out."""
+    scores = batch.scores[batch.scored]
+    if len(scores) == 0:
+        return {}
+    return {
+        "reward/mean": Metric(float(scores.mean()), len(scores)),
+        "reward/max": Metric(float(scores.max()), 1.0, "max"),
+        "reward/min": Metric(float(scores.min()), 1.0, "min"),
+        "reward/std": Metric(float(scores.std(unbiased=False)), len(scores)),
+        "reward/uniform_groups": _uniform_groups(batch),
+    }
+
+
+def batch_metrics(batch: Batch) -> Metrics:
+    """Advantages and lengths of the batch that was trained on."""
+    mask = batch.mask
+    count = int(mask.sum())
+    lengths = batch.total_lengths()
+    metrics: Metrics = {
+        "global_seqlen/min": Metric(min(lengths), 1.0, "min"),
+        "global_seqlen/max": Metric(max(lengths), 1.0, "max"),
+        "global_seqlen/mean": Metric(sum(lengths) / len(lengths), len(lengths)),
+        "global_seqlen/minmax_diff": Metric(max(lengths) - min(lengths), 1.0, "max"),
+        "train/num_trajectories": Metric(len(batch), 1.0, "sum"),
+        "train/num_action_tokens": Metric(count, 1.0, "sum"),
+        "response_length/num_empty": Metric(int((batch.lengths == 0).sum()), 1.0, "sum"),
+    }
+    for name in ("advantages", "returns", "values"):
+        if name in batch and count:
+            picked = batch[name][mask]
+            key = {"advantages": "critic/advantages", "returns": "critic/returns", "values": "critic/values"}[name]
+            metrics[f"{key}/mean"] = Metric(float(picked.mean()), count)
+            metrics[f"{key}/max"] = Metric(float(picked.max()), 1.0, "max")
+            metrics[f"{key}/min"] = Metric(float(picked.min()), 1.0, "min")
+    return metrics
+
+
+def rollout_rows(batch: Batch, step: int, tokenizer: Any, limit: int) -> list[Mapping[str, Any]]:
+    """One row a trajectory, for the run's files; `limit` 0 means all of them."""
+    count = len(batch) if limit == 0 else min(limit, len(batch))
+    mask = batch.mask
+    totals = batch["advantages"].sum(dim=1) / mask.sum(dim=1).clamp(min=1) if "advantages" in batch else None
+    rows: list[Mapping[str, Any]] = []
+    for i in range(count):
+        sample = batch.metadata[i].get("sample")
+        rows.append(
+            {
+                "step": step,
+                "group": int(batch.groups[i]),
+                "task_id": batch.task_ids[i],
+                "prompt": decode(tokenizer, batch.prompts[i].tolist()),
+                "response": decode(tokenizer, batch.response(i).tolist()),
+                "answer": None if sample is None else sample.task.answer,
+                "reward": float(batch.scores[i]) if bool(batch.scored[i]) else None,
+                "rewards": batch.metadata[i].get("rewards", {}),
+                "finish_reason": batch.finish_reasons[i],
+                "num_tokens": int(mask[i].sum()),
+                "advantage": None if totals is None else float(totals[i]),
+            }
+        )
+    return rows
+
+
+def _uniform_groups(batch: Batch) -> Metric:
+    """The share of groups whose scores are all equal: they carry no signal for group-relative methods."""
+    by_group: dict[int, set[float]] = {}
+    for group, score in zip(batch.groups[batch.scored].tolist(), batch.scores[batch.scored].tolist(), strict=True):
+        by_group.setdefault(group, set()).add(score)
+    return Metric(sum(len(found) == 1 for found in by_group.values()) / len(by_group), len(by_group))

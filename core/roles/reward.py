@@ -1,0 +1,142 @@
+"""The role that scores: rewards in processes of their own, each call under a time limit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollstock.dispatch import register
+from rollstock.interfaces.environment import Environment, Sample
+from rollstock.interfaces.reward import Reward
+from rollstock.manager import make_manager
+from rollstock.metrics import Metric, Metrics
+from rollstock.sandbox import Outcome, Sandbox
+from rollstock.seeding import derive_seed
+
+
+@dataclass
+class Scores:
+    """For each sample the sum of its weighted rewards (None: nobody could say), the single ones by name, and counts."""
+
+    totals: list[float | None]
+    parts: list[dict[str, float | None]]
+    metrics: Metrics = field(default_factory=dict)
+
+
+class RewardWorker:
+    """Scores samples with every reward of the config, and adds the results up."""
+
+    def __init__(
+        self,
+        *,
+        environment: Mapping[str, Any],
+        rewards: Sequence[Mapping[str, Any]],
+        blocked: Sequence[str],
+        seed: int,
+        timeout_s: float,
+        num_processes: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.rank = rank
+        self._seed = seed
+        self._weights = [float(reward.get("weight", 1.0)) for reward in rewards]
+        self._names = _distinct([str(reward["name"]) for reward in rewards])
+        options = [{key: value for key, value in reward.items() if key != "weight"} for reward in rewards]
+        factory = functools.partial(make_scorer, dict(environment), options, list(blocked), seed)
+        self._sandbox: Sandbox[tuple[int, Sample], float | None] = Sandbox(
+            factory, name="rewards", limit=timeout_s, num_workers=num_processes
+        )
+        self._sandbox.start()
+
+    @register(dispatch="rank_zero")
+    def score(self, samples: Sequence[Sample], step: int) -> Scores:
+        """Score every sample; one that raised, timed out or gave no finite number has no score, and is counted."""
+        calls = [(k, sample) for sample in samples for k in range(len(self._names))]
+        outcomes = self._sandbox.map(
+            calls,
+            names=[f"reward {self._names[k]!r} of task {s.task.id!r} (step {step})" for k, s in calls],
+            seeds=[derive_seed(self._seed, "reward", step, i) % 2**32 for i in range(len(calls))],
+        )
+        totals: list[float | None] = []
+        parts: list[dict[str, float | None]] = []
+        width = len(self._names)
+        for i in range(len(samples)):
+            mine = outcomes[i * width : (i + 1) * width]
+            values = [outcome.value if outcome.status == "ok" else None for outcome in mine]
+            parts.append(dict(zip(self._names, values, strict=True)))
+            totals.append(self._total(mine, values))
+        return Scores(totals, parts, self._measure(outcomes, parts, totals))
+
+    def _total(self, outcomes: Sequence[Outcome[float | None]], values: Sequence[float | None]) -> float | None:
+        """The weighted sum. A failed part would shift the sum against the sample's group, so it voids the whole."""
+        said = [w * v for w, v in zip(self._weights, values, strict=True) if v is not None]
+        if not said or any(outcome.status != "ok" for outcome in outcomes):
+            return None
+        return sum(said)
+
+    def _measure(
+        self,
+        outcomes: Sequence[Outcome[float | None]],
+        parts: Sequence[Mapping[str, float | None]],
+        totals: Sequence[float | None],
+    ) -> Metrics:
+        abstained = sum(o.status == "ok" and o.value is None for o in outcomes)
+        metrics = {
+            "reward/num_abstained": Metric(abstained, 1.0, "sum"),
+            "reward/num_raised": Metric(sum(o.status == "raised" for o in outcomes), 1.0, "sum"),
+            "reward/num_timed_out": Metric(sum(o.status == "timed_out" for o in outcomes), 1.0, "sum"),
+            "reward/num_unscored": Metric(sum(total is None for total in totals), 1.0, "sum"),
+        }
+        if len(self._names) > 1:
+            for name in self._names:
+                said = [v for part in parts if (v := part[name]) is not None]
+                metrics[f"reward/{name}_mean"] = Metric(sum(said) / len(said) if said else 0.0, len(said))
+        return metrics
+
+    @register()
+    def close(self) -> None:
+        """End the processes."""
+        self._sandbox.close()
+
+
+def make_scorer(
+    environment: Mapping[str, Any], rewards: Sequence[Mapping[str, Any]], blocked: Sequence[str], seed: int
+) -> Callable[[tuple[int, Sample]], float | None]:
+    """Build the rewards of a config in this process; the result scores (index of the reward, sample)."""
+    manager = make_manager(blocked)
+    world = manager.create_as(Environment, environment)
+    world.setup(seed)
+    made = [manager.create_as(Reward, options) for options in rewards]
+    for reward in made:
+        reward.setup(world)
+
+    def score(call: tuple[int, Sample]) -> float | None:
+        index, sample = call
+        return checked_reward(made[index].score(sample), made[index].plugin_name)
+
+    return score
+
+
+def checked_reward(value: object, name: str) -> float | None:
+    """A reward as a float, or None. Raises TypeError or ValueError for what is no finite number."""
+    if value is None:
+        return None
+    if not isinstance(value, int | float) and not hasattr(value, "__float__"):
+        raise TypeError(f"reward {name!r} returned {type(value).__name__}, not a number or None")
+    number = float(value)
+    if number != number or number in (float("inf"), float("-inf")):
+        raise ValueError(f"reward {name!r} returned {number}, which is not finite")
+    return number
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names as they are, but the second use of one is `name_2`: a config may list one reward with two settings."""
+    seen: dict[str, int] = {}
+    result = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        result.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return result

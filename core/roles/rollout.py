@@ -1,0 +1,52 @@
+"""The role that generates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from rollstock.dispatch import register
+from rollstock.interfaces.device import Device
+from rollstock.interfaces.model import ModelSpec
+from rollstock.interfaces.rollout import GenerationRequest, GenerationResult, Rollout, Sampling
+from rollstock.manager import make_manager
+from rollstock.tokens import load_tokenizer
+
+if TYPE_CHECKING:
+    from rollstock.config import ResolvedConfig
+
+
+class RolloutWorker:
+    """Holds one generation engine."""
+
+    def __init__(self, *, config: ResolvedConfig, model: ModelSpec, rank: int = 0, world_size: int = 1) -> None:
+        manager = make_manager(config.plugins.block)
+        self.rank = rank
+        self.device = manager.create_as(Device, config.device)
+        self.device.activate(rank if world_size > 1 else 0)
+        self.engine = manager.create_as(Rollout, {**config.rollout, **config.role("rollout").backend})
+        self.engine.setup(model, self.device, load_tokenizer(config.model))
+
+    @register(dispatch="scatter")
+    def generate(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> GenerationResult:
+        """Sample every request to its end."""
+        if not requests:
+            return GenerationResult([])
+        return self.engine.generate(requests, sampling)
+
+    @register()
+    def load_weights(self, weights: Sequence[tuple[str, Tensor]], version: int, alias: bool) -> None:
+        """Take the trainer's weights; see `Rollout.load_weights`."""
+        self.engine.load_weights(weights, version, alias=alias)
+
+    @register()
+    def fingerprint(self) -> str:
+        """The fingerprint of the weights in use."""
+        return self.engine.fingerprint()
+
+    @register()
+    def close(self) -> None:
+        """Let go of the device."""
+        self.engine.close()

@@ -1,0 +1,241 @@
+"""A run in progress: its config, its roles and the state that a checkpoint keeps.
+
+This is the `run` that hooks are given. Building one is `rollstock.build`'s, the steps are `rollstock.loop`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollstock.episodes import Player
+from rollstock.errors import RunError
+from rollstock.evaluation import Evaluator
+from rollstock.interfaces.algorithm import Algorithm
+from rollstock.interfaces.environment import Task
+from rollstock.interfaces.executor import Executor, WorkerGroup
+from rollstock.interfaces.extension import Extension
+from rollstock.interfaces.rollout import Sampling
+from rollstock.interrupt import Interrupt
+from rollstock.metrics import Metric, Metrics, merge_metrics, metric_values
+from rollstock.observation import batch_metrics, rollout_rows, score_metrics
+from rollstock.restart import backend_states, controller_state
+from rollstock.tasks import TaskSource
+from rollstock.tracking import Trackers
+
+if TYPE_CHECKING:
+    from rollstock.batch import Batch
+    from rollstock.checkpoint import CheckpointStore
+    from rollstock.manager import PluginManager
+    from rollstock.schema import RunConfig
+
+logger = logging.getLogger(__name__)
+
+MAX_EMPTY_STEPS = 10
+
+
+@dataclass
+class Progress:
+    """What a checkpoint keeps of the controller; plain JSON data."""
+
+    step: int = 0
+    position: int = 0
+    version: int = 0
+    num_empty_steps: int = 0
+    evaluated: int = -1
+    best_score: float | None = None
+    best_step: int | None = None
+    last_score: float | None = None
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One run: what plugins may read and call from their hooks.
+
+    `step` counts from 1 while a step is running; `position` is how many tasks were handed out, `version` how many times
+    weights reached the generators.
+    """
+
+    config: RunConfig
+    directory: Path
+    manager: PluginManager
+    algorithm: Algorithm[Any]
+    executor: Executor[Any]
+    extensions: list[Extension[Any]]
+    roles: Mapping[str, WorkerGroup]
+    player: Player
+    tasks: TaskSource
+    trackers: Trackers
+    evaluator: Evaluator
+    store: CheckpointStore
+    interrupt: Interrupt
+    sampling: Sampling
+    tokenizer: Any
+    provided: Set[str] = frozenset()
+    progress: Progress = field(default_factory=Progress)
+    step: int = 0
+    position: int = 0
+    version: int = 0
+    fingerprint: str = ""
+    num_empty_steps: int = 0
+    last_evaluation: dict[str, float] = field(default_factory=dict)
+    _metrics: list[Mapping[str, Metric]] = field(default_factory=list)
+    _stopped: str = ""
+    _began: float = field(default_factory=time.monotonic)
+    _saved_at: float = field(default_factory=time.monotonic)
+    _step_began: float = 0.0
+
+    @property
+    def seed(self) -> int:
+        """The run's seed, from which every random stream is derived (`rollstock.derive_seed`)."""
+        return self.config.train.seed
+
+    def stop(self, reason: str) -> None:
+        """Ask for the end after this step; the run then counts as finished."""
+        self._stopped = reason
+
+    def record(self, metrics: Mapping[str, Metric]) -> None:
+        """Add metrics to this step; those of one name are combined by their reducer."""
+        self._metrics.append(metrics)
+
+    def columns_before_update(self) -> Set[str]:
+        """The columns that the prepare stage computes; old log-probs only if there is more than one update or an early reader."""
+        needed = set(self.algorithm.needed_columns())
+        one_update = self.config.train.epochs * self.config.train.mini_batches == 1
+        if one_update and "old_logprobs" not in self.algorithm.early_columns():
+            needed.discard("old_logprobs")
+        return needed
+
+    def start(self) -> None:
+        """Tell everyone that the run begins or goes on."""
+        self.step, self.position = self.progress.step, self.progress.position
+        self.num_empty_steps = self.progress.num_empty_steps
+        self.version = max(self.progress.version - 1, 0)  # the sync that follows counts up to where it was
+        self.manager.hook.rollstock_run_start(run=self)
+
+    def steps(self) -> Iterator[int]:
+        """The steps that are left, from 1 to `train.steps`; ends early when somebody called `stop`."""
+        self.evaluate_if_due()  # before the first step, or one that a signal cut short
+        while self.progress.step < self.config.train.steps and not self._stopped:
+            self.step = self.progress.step + 1
+            self._metrics = []
+            self._step_began = time.monotonic()
+            yield self.step
+        if self._stopped:
+            self.trackers.message(f"stopped after step {self.progress.step}: {self._stopped}")
+        if self.progress.step not in self.store.steps():
+            self.save()
+
+    def next_tasks(self) -> list[Task]:
+        """The next `train.prompts_per_step` tasks of the training split; the position moves on."""
+        count = self.config.train.prompts_per_step
+        tasks = [self.tasks.train(self.position + i) for i in range(count)]
+        self.position += count
+        return tasks
+
+    @contextmanager
+    def stage(self, name: str, *, safe: bool = True) -> Iterator[None]:
+        """Time a stage; a signal may end a safe one at once, and waits for the end of the step in any other."""
+        began = time.monotonic()
+        with self.interrupt.allowed() if safe else self.interrupt.deferred():
+            yield
+        self.record({f"timing_s/{name}": Metric(time.monotonic() - began, 1.0, "sum")})
+
+    def observe_scores(self, batch: Batch) -> None:
+        """Record what was scored, before anything is dropped."""
+        self.record(score_metrics(batch))
+
+    def count_empty(self, empty: bool) -> None:
+        """Count steps in a row that had nothing to train on. Raises RunError when there are ten."""
+        self.num_empty_steps = self.num_empty_steps + 1 if empty else 0
+        self.record({"train/num_empty_steps": Metric(float(empty), 1.0, "sum")})
+        if self.num_empty_steps >= MAX_EMPTY_STEPS:
+            raise RunError(
+                f"{MAX_EMPTY_STEPS} steps in a row had nothing to train on: every sample was without a score or was dropped; "
+                "see reward/num_unscored and train/num_dropped in the metrics, and logs/ for the reasons"
+            )
+
+    def finish(self, batch: Batch) -> None:
+        """End a step: complete and record its metrics, evaluate and save if it is time."""
+        with self.interrupt.deferred():
+            if len(batch):
+                self.record(batch_metrics(batch))
+            limit = self.config.run.max_rollouts_per_step
+            self.trackers.samples(self.step, rollout_rows(batch, self.step, self.tokenizer, limit))
+            seconds = time.monotonic() - self._step_began
+            num_tokens = sum(batch.total_lengths())
+            self.record(self.roles["actor"].call("memory"))
+            self.record(
+                {
+                    "timing_s/step": Metric(seconds, 1.0, "sum"),
+                    "perf/throughput": Metric(num_tokens / max(seconds, 1e-9), 1.0, "last"),
+                    "perf/total_num_tokens": Metric(num_tokens, 1.0, "sum"),
+                    "train/position": Metric(self.position, 1.0, "last"),
+                }
+            )
+            metrics = merge_metrics(self._metrics)
+            self.manager.hook.rollstock_metrics(run=self, step=self.step, metrics=metrics)
+            values = metric_values(metrics)
+            self.trackers.log(self.step, values)
+            self.progress.step, self.progress.position = self.step, self.position
+            self.progress.version, self.progress.num_empty_steps = self.version, self.num_empty_steps
+            self.evaluate_if_due()
+            if self._checkpoint_is_due():
+                self.save()
+            self.manager.hook.rollstock_step_end(run=self, step=self.step, metrics=values)
+        self.interrupt.check()
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no step follows the one that was last finished."""
+        return self.progress.step >= self.config.train.steps or bool(self._stopped)
+
+    def evaluate_if_due(self) -> None:
+        """Evaluate on held-out tasks if it is time and was not done yet; remembers the best score."""
+        step = self.progress.step
+        if self.progress.evaluated >= step or not self.evaluator.is_due(step, last=self.is_last):
+            return
+        with self.interrupt.allowed():
+            values, score = self.evaluator.evaluate(self)
+        self.last_evaluation = values
+        self.trackers.evaluation(step, values)
+        self.progress.evaluated, self.progress.last_score = step, score
+        if score is not None and (self.progress.best_score is None or score > self.progress.best_score):
+            self.progress.best_score, self.progress.best_step = score, step
+        self.manager.hook.rollstock_evaluation_end(run=self, step=step, metrics=values)
+
+    def save(self) -> Path:
+        """Write a checkpoint of the last finished step."""
+        began = time.monotonic()
+        states = backend_states(self)
+        tensors = {f"{role}/{part}": found for role, state in states.items() for part, found in state.tensors.items()}
+        values = {role: state.values for role, state in states.items()}
+        score = self.progress.last_score if self.progress.evaluated == self.progress.step else None
+        path = self.store.save(self.progress.step, tensors=tensors, state=controller_state(self, values), score=score)
+        self._saved_at = time.monotonic()
+        logger.info("checkpoint of step %d written in %.1f s: %s", self.progress.step, self._saved_at - began, path)
+        self.manager.hook.rollstock_checkpoint_saved(run=self, step=self.progress.step, path=path)
+        return path
+
+    def _checkpoint_is_due(self) -> bool:
+        settings = self.config.checkpoint
+        by_steps = bool(settings.every_steps) and self.step % settings.every_steps == 0
+        by_time = bool(settings.every_minutes) and time.monotonic() - self._saved_at >= settings.every_minutes * 60
+        best = settings.keep_best and self.progress.best_step == self.step
+        return self.is_last or by_steps or by_time or best
+
+    def close(self, status: str) -> None:
+        """End the run, whatever its state: hooks, trackers, workers, locks."""
+        try:
+            self.manager.hook.rollstock_run_end(run=self, status=status)
+        finally:
+            self.trackers.finish(status)
+            for group in self.roles.values():
+                group.call("close")
+            self.executor.shutdown()
+            self.store.release()

@@ -1,0 +1,188 @@
+"""The stages of a step: the typed front of the hooks, and what the core itself does when no plugin answers.
+
+`Stages` is what the loop calls. `CoreStages` is registered last among the hooks' implementations and delegates to the chosen
+plugins; an extension wraps or replaces any of its methods.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rollstock.batch import Batch
+from rollstock.columns import to_compute
+from rollstock.errors import RunError
+from rollstock.hookspecs import hookimpl
+from rollstock.interfaces.environment import Task
+from rollstock.metrics import Metric, Metrics, merge_metrics
+from rollstock.micro import Totals
+from rollstock.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from rollstock.run import Run
+
+
+class Stages:
+    """Calls each stage's hook, under its timer; what a stage returns is checked here and nowhere else."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._hook = run.manager.hook
+
+    def generate(self, tasks: Sequence[Task]) -> Batch:
+        """Stage 1: play the tasks."""
+        with self._run.stage("gen"):
+            batch = self._hook.rollstock_generate(run=self._run, tasks=tasks)
+        if not isinstance(batch, Batch):
+            raise RunError(f"the generate stage returned {type(batch).__name__}, not a Batch")
+        return batch
+
+    def score(self, batch: Batch) -> None:
+        """Stage 2: fill `scores` and `scored`."""
+        with self._run.stage("reward"):
+            self._hook.rollstock_score(run=self._run, batch=batch)
+
+    def select(self, batch: Batch) -> Batch:
+        """Stage 3: keep what is worth training on; what is dropped is counted."""
+        with self._run.stage("select"):
+            kept = self._hook.rollstock_select(run=self._run, batch=batch)
+        if not isinstance(kept, Batch):
+            raise RunError(f"the select stage returned {type(kept).__name__}, not a Batch")
+        self._run.record({"train/num_dropped": Metric(len(batch) - len(kept), 1.0, "sum")})
+        return kept
+
+    def prepare(self, batch: Batch) -> None:
+        """Stage 4: add the columns that the algorithm declared."""
+        with self._run.stage("prepare"):
+            self._hook.rollstock_prepare(run=self._run, batch=batch)
+
+    def advantages(self, batch: Batch) -> None:
+        """Stage 5: fill `advantages`."""
+        with self._run.stage("adv"):
+            self._hook.rollstock_advantages(run=self._run, batch=batch)
+
+    def update(self, batch: Batch) -> None:
+        """Stage 6: train; from here on a step is finished, whatever signal comes."""
+        with self._run.stage("update", safe=False):
+            metrics = self._hook.rollstock_update(run=self._run, batch=batch)
+        self._run.record(metrics)
+
+    def sync(self) -> None:
+        """Stage 7: new weights reach the generators."""
+        with self._run.stage("sync", safe=False):
+            self._hook.rollstock_sync(run=self._run)
+
+
+class CoreStages:
+    """What each stage does when no plugin answers before."""
+
+    @hookimpl(trylast=True)
+    def rollstock_generate(self, run: Run, tasks: Sequence[Task]) -> Batch:
+        """Play every task with the rollout role, `samples_per_prompt` times."""
+        first = run.position - len(tasks)
+        episodes, metrics = run.player.play(
+            tasks,
+            samples=run.algorithm.samples_per_prompt,
+            sampling=run.sampling,
+            seed_of=lambda place, k: derive_seed(run.seed, "sample", first + place, k),
+        )
+        run.record(metrics)
+        return Batch.from_trajectories([episode.trajectory() for episode in episodes])
+
+    @hookimpl(trylast=True)
+    def rollstock_score(self, run: Run, batch: Batch) -> bool:
+        """Ask the reward role."""
+        scores = run.roles["reward"].call("score", [row["sample"] for row in batch.metadata], run.step)
+        batch["scores"] = torch.tensor([0.0 if s is None else s for s in scores.totals], dtype=torch.float32)
+        batch["scored"] = torch.tensor([s is not None for s in scores.totals], dtype=torch.bool)
+        for row, parts in zip(batch.metadata, scores.parts, strict=True):
+            row["rewards"] = parts
+        run.record(scores.metrics)
+        return True
+
+    @hookimpl(trylast=True)
+    def rollstock_select(self, run: Run, batch: Batch) -> Batch:
+        """Drop what has no score, then what the algorithm does not want."""
+        kept = batch if bool(batch.scored.all()) else batch.select(torch.nonzero(batch.scored).flatten())
+        chosen = run.algorithm.select(kept)
+        return kept if chosen is None else kept.select(chosen)
+
+    @hookimpl(trylast=True)
+    def rollstock_prepare(self, run: Run, batch: Batch) -> bool:
+        """Ask each role for the columns that it provides."""
+        for role, wanted in to_compute(run.columns_before_update(), run.provided, batch.columns).items():
+            found = run.roles[role].call("forward", batch, [output for output, _ in wanted])
+            for output, column in wanted:
+                batch.set_flat(column, found[output])
+        return True
+
+    @hookimpl(trylast=True)
+    def rollstock_advantages(self, run: Run, batch: Batch) -> bool:
+        """Ask the algorithm."""
+        found = run.algorithm.advantages(batch)
+        columns: Mapping[str, Tensor] = found if isinstance(found, Mapping) else {"advantages": found}
+        if "advantages" not in columns:
+            raise RunError(f"algorithm {run.algorithm.plugin_name!r} returned {sorted(columns)} without `advantages`")
+        for name, value in columns.items():
+            batch[name] = value
+        _check_advantages(batch, run.algorithm.plugin_name)
+        return True
+
+    @hookimpl(trylast=True)
+    def rollstock_update(self, run: Run, batch: Batch) -> Metrics:
+        """Epochs of mini-batches, one optimizer update each, for the critic and the actor."""
+        parts: list[Metrics] = []
+        for mini in mini_batches(batch, run.seed, run.step, epochs=run.config.train.epochs, count=run.config.train.mini_batches):
+            totals, state = Totals.of(mini, response_limit=run.sampling.max_new_tokens), run.algorithm.state()
+            if "critic" in run.roles:
+                parts.append(run.roles["critic"].call("update", mini, totals, state))
+            if run.step > run.config.train.critic_warmup:
+                parts.append(run.roles["actor"].call("update", mini, totals, state))
+        metrics = merge_metrics(parts)
+        return merge_metrics([metrics, run.algorithm.after_update(batch, metrics)])
+
+    @hookimpl(trylast=True)
+    def rollstock_sync(self, run: Run) -> bool:
+        """Hand the actor's weights to the rollout role, and compare both sides."""
+        actor, rollout = run.roles["actor"], run.roles["rollout"]
+        run.version += 1
+        rollout.call("load_weights", actor.call("weights"), run.version, run.executor.shares_memory)
+        ours, theirs = actor.call("fingerprint"), rollout.call("fingerprint")
+        if ours != theirs:
+            raise RunError(f"after weight sync {run.version} the generators' weights ({theirs}) are not the trainer's ({ours})")
+        run.record({"sync/changed": Metric(float(ours != run.fingerprint), 1.0, "last")})
+        run.fingerprint = ours
+        return True
+
+
+def mini_batches(batch: Batch, seed: int, step: int, *, epochs: int, count: int) -> Iterator[Batch]:
+    """Cut a batch into `count` mini-batches an epoch, groups kept whole, shuffled anew each time (in order if there is one)."""
+    if count == 1:
+        yield from (batch for _ in range(epochs))
+        return
+    members: dict[int, list[int]] = {}
+    for index, group in enumerate(batch.groups.tolist()):
+        members.setdefault(group, []).append(index)
+    for epoch in range(epochs):
+        order = list(members)
+        random.Random(derive_seed(seed, "mini_batches", step, epoch)).shuffle(order)
+        size = math.ceil(len(order) / count)
+        for start in range(0, len(order), size):
+            yield batch.select([i for group in order[start : start + size] for i in members[group]])
+
+
+def _check_advantages(batch: Batch, algorithm: str) -> None:
+    advantages = batch.advantages
+    if not bool(torch.isfinite(advantages).all()):
+        row = int(torch.nonzero(~torch.isfinite(advantages))[0, 0])
+        raise RunError(
+            f"algorithm {algorithm!r} gave advantages that are not finite, first for task {batch.task_ids[row]!r} "
+            f"(score {float(batch.scores[row])})"
+        )
+    if bool((advantages[~batch.mask] != 0).any()):
+        raise RunError(f"algorithm {algorithm!r} gave advantages to masked tokens; multiply by `batch.mask`")

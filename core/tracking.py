@@ -1,0 +1,85 @@
+"""All trackers of a run as one; a tracker that fails is reported and left out, and never ends the run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rollstock.interfaces.tracker import RunInfo, Tracker
+
+logger = logging.getLogger(__name__)
+
+
+class Trackers:
+    """Passes everything on to each tracker in turn. One that raises gets nothing more in this run."""
+
+    def __init__(self, trackers: Sequence[Tracker[Any]]) -> None:
+        self._trackers = dict(_named(trackers))
+        self._failed: dict[str, str] = {}
+
+    @property
+    def failed(self) -> Mapping[str, str]:
+        """The trackers that failed, with the reason."""
+        return self._failed
+
+    def start(self, run: RunInfo, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Open all. A tracker that cannot even start ends the run: nothing is lost yet, and the user can mend it."""
+        for name, tracker in self._trackers.items():
+            tracker.start(run, states.get(name, {}))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The metrics of a finished step, with how many trackers have failed so far."""
+        values = {**metrics, "tracker/num_failed": float(len(self._failed))}
+        self._each(lambda tracker: tracker.log(step, dict(sorted(values.items()))))
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The metrics of an evaluation."""
+        self._each(lambda tracker: tracker.evaluation(step, metrics))
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The trajectories of a step."""
+        self._each(lambda tracker: tracker.samples(step, rows))
+
+    def message(self, text: str) -> None:
+        """A sentence for the person who watches."""
+        logger.info(text)
+        self._each(lambda tracker: tracker.message(text))
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """What each tracker keeps in a checkpoint."""
+        states: dict[str, dict[str, Any]] = {}
+        for name, tracker in list(self._alive()):
+            try:
+                states[name] = tracker.state()
+            except Exception as error:  # whatever a tracker's library raises
+                self._fail(name, error)
+        return states
+
+    def finish(self, status: str) -> None:
+        """Close all."""
+        self._each(lambda tracker: tracker.finish(status))
+
+    def _alive(self) -> list[tuple[str, Tracker[Any]]]:
+        return [(name, tracker) for name, tracker in self._trackers.items() if name not in self._failed]
+
+    def _each(self, call: Callable[[Tracker[Any]], None]) -> None:
+        for name, tracker in self._alive():
+            try:
+                call(tracker)
+            except Exception as error:  # whatever a tracker's library raises
+                self._fail(name, error)
+
+    def _fail(self, name: str, error: Exception) -> None:
+        self._failed[name] = str(error)
+        logger.warning("tracker %r failed and gets nothing more in this run: %s", name, error, exc_info=error)
+
+
+def _named(trackers: Sequence[Tracker[Any]]) -> list[tuple[str, Tracker[Any]]]:
+    counts: dict[str, int] = {}
+    named = []
+    for tracker in trackers:
+        counts[tracker.plugin_name] = counts.get(tracker.plugin_name, 0) + 1
+        number = counts[tracker.plugin_name]
+        named.append((tracker.plugin_name if number == 1 else f"{tracker.plugin_name}_{number}", tracker))
+    return named
