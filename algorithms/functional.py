@@ -9,8 +9,8 @@ tokens that the policy chose; False slots may also lie between them (observation
 are `[B]`, groups are integers `[B]` in any order. Half precision is computed in float32.
 
 - Masked slots may hold anything, NaN included: nothing of it reaches a result or a gradient, and results are 0 there.
-- Functions without a mask work slot by slot. A slot that holds a value that is not finite gives a result that shows
-  it but no gradient, so that `aggregate` can leave it out cleanly.
+- Functions without a mask work slot by slot. A slot that holds a value that is not finite, or not below 1e18, gives
+  a result that shows it but no gradient, so that `aggregate` can leave it out cleanly.
 - Advantages, returns and weights are constants to the policy gradient: they come back detached.
 - Shapes that differ raise ValueError instead of being broadcast, unknown names of options raise ValueError with the
   known ones.
@@ -46,6 +46,7 @@ __all__ = [
 ]  # fmt: skip
 
 _WHITEN_EPS = 1e-8  # added to the variance
+_TOO_LARGE = 1e18  # its square still fits into float32
 _MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: far outside every clip range, and far inside float32
 
 
@@ -210,7 +211,7 @@ def cispo_loss(
     """
     _same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
     advantages = _floating(advantages).detach()
-    logprobs = _gradient_where_finite(_floating(logprobs), old_logprobs, advantages)
+    logprobs = _shielded(_floating(logprobs), old_logprobs, advantages)
     ratio = _ratio(logprobs, old_logprobs).detach()
     clipped = (ratio < 1 - eps_low) | (ratio > 1 + eps_high)
     return -ratio.clamp(1 - eps_low, 1 + eps_high) * advantages * logprobs, clipped
@@ -262,7 +263,7 @@ def clipped_value_loss(
     """
     _same_shape(values=values, old_values=old_values, returns=returns)
     old_values, returns = _floating(old_values).detach(), _floating(returns).detach()
-    values = _gradient_where_finite(_floating(values), old_values, returns)
+    values = _shielded(_floating(values), old_values, returns)
     losses = 0.5 * (values - returns).square()
     if clip is None:
         return losses, torch.zeros_like(losses, dtype=torch.bool)
@@ -282,7 +283,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KLKind) -> Tens
     _known("kind", kind, KLKind)
     _same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs)
     ref_logprobs = _floating(ref_logprobs).detach()
-    gap = _gradient_where_finite(_floating(logprobs), ref_logprobs) - ref_logprobs
+    gap = _shielded(_floating(logprobs), ref_logprobs) - ref_logprobs
     if kind == "abs":
         return gap.abs()
     if kind == "k2":
@@ -328,18 +329,18 @@ def _kept(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, _floating(x), 0.0)
 
 
-def _gradient_where_finite(x: Tensor, *others: Tensor) -> Tensor:
-    """`x`, without a gradient where it, one of `others` or a difference is not finite: 0 * inf would make it NaN."""
-    probe = x.detach()
+def _shielded(x: Tensor, *others: Tensor) -> Tensor:
+    """`x`, without a gradient to slots where it or one of `others` is not finite or too large: 0 * inf is NaN."""
+    size = x.detach().abs()
     for other in others:
-        probe = probe - other.detach()
-    return torch.where(probe.isfinite(), x, x.detach())
+        size = size + other.detach().abs()
+    return torch.where(size < _TOO_LARGE, x, x.detach())  # False for NaN
 
 
 def _ratio(logprobs: Tensor, old_logprobs: Tensor, *others: Tensor) -> Tensor:
-    """exp(logprobs - old_logprobs), bounded; differentiable in `logprobs` where all inputs are finite."""
+    """exp(logprobs - old_logprobs), bounded; differentiable in `logprobs`."""
     old_logprobs = _floating(old_logprobs).detach()
-    return _bounded_exp(_gradient_where_finite(_floating(logprobs), old_logprobs, *others) - old_logprobs)
+    return _bounded_exp(_shielded(_floating(logprobs), old_logprobs, *others) - old_logprobs)
 
 
 def _bounded_exp(log_ratio: Tensor) -> Tensor:
