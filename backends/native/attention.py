@@ -1,0 +1,221 @@
+"""Attention over shared prompts, in place of a model's own: transformers calls it through its attention interface.
+
+For `decoder`, which runs a model's forward inside `attending`. The forward gets one stream of tokens `[1, L]` without
+padding; only here do they become rows again. In a prefill, the stream is distinct prompts end to end. In a decoding
+step it is one token of every row: the samples of a prompt then read its keys and values together, as one matrix
+product, and their own tails apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface
+
+from rollstock.backends.native.cache import LayerCache
+
+IMPLEMENTATION: Final = "rollstock_native"
+"""The name under which transformers finds this attention."""
+
+_CHANGES_SCORES: Final = ("softcap", "s_aux", "position_bias", "head_mask", "indices", "block_mask")
+
+
+class UnsupportedAttentionError(Exception):
+    """A layer asks for something that this attention does not do; the model's own attention does."""
+
+
+class Batch:
+    """What is being attended: the caches, and where each row's prompt is.
+
+    lengths: tokens of each prompt, [G]; counts: rows of each prompt, [G], each at least 1; limit: the most tokens that
+    a row generates. Row r belongs to the prompt `groups[r]`; rows come in the order of their prompts, until `keep`
+    moves them.
+    """
+
+    def __init__(self, lengths: Sequence[int], counts: Sequence[int], limit: int, device: torch.device) -> None:
+        self.lengths = torch.tensor(lengths, dtype=torch.int64)
+        self.width = max(lengths)
+        self.limit = limit
+        self.device = device
+        self.layers: dict[int, LayerCache] = {}
+        self.chunk = (0, 0)  # the prompts of the prefill under way: first and one behind the last
+        self.generated = 0  # tokens in every tail, the one being computed included
+        self.windows: set[int] = set()  # of the layers with a sliding window
+        self._masks: dict[tuple[int, int | None], Tensor | None] = {}
+        self.place_rows(torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)))
+
+    def place_rows(self, groups: Tensor) -> None:
+        """Give every row a slot in a `[G, n]` table, n being the most rows that a prompt has now."""
+        self.groups = groups
+        counts = torch.bincount(groups, minlength=len(self.lengths))
+        self.per_group = int(counts.max())
+        order = torch.argsort(groups, stable=True)
+        within = torch.empty_like(groups)
+        within[order] = torch.arange(len(groups)) - (torch.cumsum(counts, 0) - counts)[groups[order]]
+        slots = groups * self.per_group + within
+        full = len(groups) == len(self.lengths) * self.per_group and bool((slots == torch.arange(len(slots))).all())
+        self.slots = None if full else slots.to(self.device)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but `rows` (on the CPU): row i is then the old row `rows[i]`. Only rows that move are copied."""
+        targets = (rows != torch.arange(len(rows))).nonzero()[:, 0]
+        if len(targets):
+            sources = rows[targets].to(self.device)
+            targets = targets.to(self.device)
+            for layer in self.layers.values():
+                layer.move_rows(sources, targets)
+        self.place_rows(self.groups[rows])
+
+    def step(self) -> Tensor:
+        """Begin a decoding step; returns the position of every row's token, `[1, B]`."""
+        self._masks = {key: mask for key, mask in self._masks.items() if key[1] is None}  # windows move, padding stays
+        positions = self.lengths[self.groups] + self.generated
+        self.generated += 1
+        return positions[None].to(self.device)
+
+    def layer(self, index: int) -> LayerCache:
+        """The cache of the layer `index`."""
+        return self.layers.setdefault(index, LayerCache())
+
+    def prefix_mask(self, kv_heads: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """What to add to the scores of prompts in this step, `[G * Hkv, 1, P]`; None if every key is seen.
+
+        Not seen is the padding behind a short prompt, and, of a sliding window, what lies too far back.
+        """
+        key = (kv_heads, window)
+        if key not in self._masks:
+            places = torch.arange(self.width)
+            seen = places < self.lengths[:, None]
+            if window is not None:
+                seen &= places > (self.lengths + self.generated - 1)[:, None] - window
+            mask = None
+            if not bool(seen.all()):
+                mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+                mask = mask.repeat_interleave(kv_heads, dim=0)[:, None].to(self.device)
+            self._masks[key] = mask
+        return self._masks[key]
+
+
+_active: ContextVar[Batch] = ContextVar("rollstock_native_batch")
+
+
+@contextmanager
+def attending(batch: Batch) -> Iterator[None]:
+    """Let the forward passes inside (of this thread) read and write the caches of `batch`."""
+    token = _active.set(batch)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def shared_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one layer; the arguments are those of transformers' attention functions.
+
+    query `[1, H, L, D]`, key and value `[1, Hkv, L, D]`; returns `[1, L, H, D]`. Raises UnsupportedAttentionError for
+    what it cannot do.
+    """
+    asked = [name for name in _CHANGES_SCORES if others.get(name) is not None]
+    index = getattr(module, "layer_idx", None)
+    if asked or attention_mask is not None or index is None or not others.get("is_causal", True):
+        raise UnsupportedAttentionError(f"{type(module).__name__} asks for {', '.join(asked) or 'a mask of its own'}")
+    batch = _active.get()
+    if sliding_window is not None:
+        batch.windows.add(sliding_window)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [L, H, D] each
+    if batch.generated == 0:
+        output = _prefill(batch, batch.layer(index), *rows, scale=scale, window=sliding_window)
+    else:
+        output = _decode(batch, batch.layer(index), *rows, scale=scale, window=sliding_window)
+    return output[None], None
+
+
+def _prefill(
+    batch: Batch, cache: LayerCache, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None
+) -> Tensor:
+    """Distinct prompts end to end, `[L, H, D]`: causal attention within each; keeps their keys and values."""
+    first, last = batch.chunk
+    lengths = batch.lengths[first:last]
+    width = int(lengths.max())
+    padded = int(lengths.min()) < width
+    places = None
+    if padded:  # a row sees nothing behind itself, so that padding on the right needs no mask
+        places = (torch.arange(width) < lengths[:, None]).flatten().nonzero()[:, 0].to(batch.device)
+
+    def boxed(rows: Tensor) -> Tensor:  # [L, H, D] to [g, H, p, D]
+        if places is not None:
+            rows = rows.new_zeros((len(lengths) * width, *rows.shape[1:])).index_copy(0, places, rows)
+        return rows.reshape(len(lengths), width, *rows.shape[1:]).transpose(1, 2)
+
+    query, key, value = boxed(query), boxed(key), boxed(value)
+    cache.store_prefix(first, len(batch.lengths), batch.width, key, value)
+    mask = None
+    if window is not None and window < width:
+        mask = torch.ones(width, width, dtype=torch.bool, device=batch.device).tril().triu(1 - window)
+    output = F.scaled_dot_product_attention(
+        query, key, value, mask, scale=scale, is_causal=mask is None, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    output = output.transpose(1, 2).reshape(-1, output.shape[1], output.shape[3])
+    return output if places is None else output[places]
+
+
+def _decode(
+    batch: Batch, cache: LayerCache, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None
+) -> Tensor:
+    """One token of each row, `[B, H, D]`: scores against the prompts and the row's own tail, under one softmax."""
+    keys, values = cache.append(key, value, batch.limit)
+    if window is not None and keys.shape[2] > window:
+        keys, values = keys[:, :, -window:], values[:, :, -window:]
+    rows, heads, size = query.shape
+    kv_heads = key.shape[1]
+    query = (query * scale).reshape(rows, kv_heads, heads // kv_heads, size)
+    own = torch.matmul(query, keys.transpose(2, 3))  # [B, Hkv, H / Hkv, t]
+    prefix_keys, prefix_values = cache.prefix()
+    mask = batch.prefix_mask(kv_heads, window, query.dtype)
+    boxed = _to_groups(batch, query)  # [G * Hkv, n * H / Hkv, D]
+    box_keys = prefix_keys.flatten(0, 1).transpose(1, 2)
+    shared = torch.bmm(boxed, box_keys) if mask is None else torch.baddbmm(mask, boxed, box_keys)
+    scores = torch.cat([_to_rows(batch, shared, kv_heads, heads // kv_heads), own], dim=-1)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    split = prefix_keys.shape[2]
+    output = torch.matmul(weights[..., split:], values)
+    boxed = torch.bmm(_to_groups(batch, weights[..., :split]), prefix_values.flatten(0, 1))
+    output = output + _to_rows(batch, boxed, kv_heads, heads // kv_heads)
+    return output.reshape(rows, heads, -1)
+
+
+def _to_groups(batch: Batch, rows: Tensor) -> Tensor:
+    """[B, Hkv, r, X] to [G * Hkv, n * r, X]: the rows of a prompt side by side, zeros where it has fewer than n."""
+    groups, most = len(batch.lengths), batch.per_group
+    if batch.slots is not None:
+        rows = rows.new_zeros((groups * most, *rows.shape[1:])).index_copy(0, batch.slots, rows)
+    _, kv_heads, repeats, size = rows.shape
+    boxed = rows.view(groups, most, kv_heads, repeats, size).transpose(1, 2)
+    return boxed.reshape(groups * kv_heads, most * repeats, size)
+
+
+def _to_rows(batch: Batch, boxed: Tensor, kv_heads: int, repeats: int) -> Tensor:
+    """[G * Hkv, n * r, X] back to [B, Hkv, r, X]."""
+    groups, most = len(batch.lengths), batch.per_group
+    rows = boxed.view(groups, kv_heads, most, repeats, -1).transpose(1, 2).reshape(groups * most, kv_heads, repeats, -1)
+    return rows if batch.slots is None else rows[batch.slots]
+
+
+AttentionInterface.register(IMPLEMENTATION, shared_attention)

@@ -1,0 +1,209 @@
+"""Running a causal language model token by token, in two ways behind one interface.
+
+For the engine. `SharedDecoder` runs any model whose attention transformers can replace: prompts of any length side by
+side without padding, each computed once for all its samples. `PlainDecoder` runs every other model (recurrent ones
+among them) with its own attention and cache, on prompts of one length at a time. Choosing between them is left to
+`trial`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rollstock import UserError
+from rollstock.backends.native.attention import IMPLEMENTATION, Batch, UnsupportedAttentionError, attending
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+_PREFILL_TOKENS = 8192  # prompt tokens in one forward pass: enough for full speed, little enough for the activations
+
+
+class Decoder(ABC):
+    """One batch at a time: `start` reads the prompts, each `step` adds a token to every row, `keep` drops rows."""
+
+    mixes_lengths: bool
+    """Whether prompts of different lengths may be in one batch."""
+
+    shares_prompts: bool
+    """Whether the samples of a prompt share the memory of its keys and values."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.device = model.device
+
+    @abstractmethod
+    def start(self, prompts: Sequence[Sequence[int]], counts: Sequence[int], limit: int) -> Tensor:
+        """Read the distinct `prompts`, [G]; returns the logits of each one's next token, `[G, V]`.
+
+        `counts[g]` rows continue prompt g; rows come in the order of their prompts. No row gets more than `limit`
+        tokens.
+        """
+
+    @abstractmethod
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append `tokens` `[B]` to the rows; returns the logits of the tokens after them, `[B, V]`."""
+
+    @abstractmethod
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but `rows` (int64, on the CPU); the new row i is the old row `rows[i]`."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Forget the batch and free its memory."""
+
+    @abstractmethod
+    def bytes_per_token(self) -> int:
+        """Bytes of keys and values that a token of the running batch takes, over all layers."""
+
+
+class SharedDecoder(Decoder):
+    """Shared prompts and preallocated tails, through transformers' attention interface."""
+
+    mixes_lengths = True
+    shares_prompts = True
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        if not getattr(model, "_supports_attention_backend", False):
+            raise UnsupportedAttentionError(f"{type(model).__name__} does not use transformers' attention interface")
+        others = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - {_FULL, _SLIDING}
+        if others:
+            raise UnsupportedAttentionError(f"{type(model).__name__} has layers of type {', '.join(sorted(others))}")
+        accepted = inspect.signature(model.forward).parameters
+        if "position_ids" not in accepted:
+            raise UnsupportedAttentionError(f"{type(model).__name__} takes no position_ids")
+        self._picks_logits = "logits_to_keep" in accepted
+        self._slides = _has_sliding_layers(model)
+        model.set_attn_implementation(IMPLEMENTATION)
+        if model.config._attn_implementation != IMPLEMENTATION:
+            raise UnsupportedAttentionError(f"{type(model).__name__} keeps its own attention")
+        self._batch: Batch | None = None
+
+    def start(self, prompts: Sequence[Sequence[int]], counts: Sequence[int], limit: int) -> Tensor:
+        """See `Decoder.start`."""
+        batch = Batch([len(prompt) for prompt in prompts], counts, limit, self.device)
+        self._batch = batch
+        logits = []
+        for first, last in _chunks(batch.lengths.tolist(), _PREFILL_TOKENS):
+            batch.chunk = (first, last)
+            tokens = torch.tensor([token for prompt in prompts[first:last] for token in prompt])
+            lengths = batch.lengths[first:last]
+            ends = torch.cumsum(lengths, 0)
+            positions = torch.arange(len(tokens)) - torch.repeat_interleave(ends - lengths, lengths)
+            logits.append(self._forward(tokens[None], positions[None], (ends - 1).to(self.device)))
+        if self._slides and not batch.windows:  # it would show only in a sequence longer than the window
+            self.stop()
+            raise UnsupportedAttentionError(f"{type(self.model).__name__} does not tell its attention of its window")
+        return torch.cat(logits)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """See `Decoder.step`."""
+        assert self._batch is not None
+        return self._forward(tokens[None], self._batch.step(), None)
+
+    def _forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor | None) -> Tensor:
+        """The logits `[n, V]` at the places `wanted` of a stream `[1, L]`; None: at all."""
+        assert self._batch is not None
+        picked = {"logits_to_keep": wanted} if wanted is not None and self._picks_logits else {}
+        with attending(self._batch):
+            output = self.model(
+                input_ids=tokens.to(self.device), position_ids=positions.to(self.device), use_cache=False, **picked
+            )
+        logits: Tensor = output.logits[0]
+        return logits if wanted is None or picked else logits[wanted]
+
+    def keep(self, rows: Tensor) -> None:
+        """See `Decoder.keep`."""
+        assert self._batch is not None
+        self._batch.keep(rows)
+
+    def stop(self) -> None:
+        """See `Decoder.stop`."""
+        self._batch = None
+
+    def bytes_per_token(self) -> int:
+        """See `Decoder.bytes_per_token`."""
+        assert self._batch is not None
+        return sum(layer.bytes_per_token() for layer in self._batch.layers.values())
+
+
+class PlainDecoder(Decoder):
+    """The model's own attention and cache. All rows have the same length at all times, so there is nothing to mask."""
+
+    mixes_lengths = False
+    shares_prompts = False
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        accepted = inspect.signature(model.forward).parameters
+        self._cache_argument = next((name for name in ("cache", "past_key_values") if name in accepted), "")
+        if not self._cache_argument:
+            raise UserError(f"the native rollout cannot run {type(model).__name__}: its forward takes no cache")
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        self._cache: Any = None
+
+    def start(self, prompts: Sequence[Sequence[int]], counts: Sequence[int], limit: int) -> Tensor:
+        """See `Decoder.start`. All prompts must have one length."""
+        from transformers import DynamicCache
+
+        self._cache = DynamicCache(config=self.model.config)
+        logits = self._forward(torch.tensor(prompts))
+        rows = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+        self._cache.reorder_cache(rows.to(self.device))
+        return logits
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """See `Decoder.step`."""
+        return self._forward(tokens[:, None])
+
+    def _forward(self, tokens: Tensor) -> Tensor:
+        output = self.model(
+            input_ids=tokens.to(self.device), use_cache=True, **self._last_only, **{self._cache_argument: self._cache}
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def keep(self, rows: Tensor) -> None:
+        """See `Decoder.keep`."""
+        self._cache.reorder_cache(rows.to(self.device))
+
+    def stop(self) -> None:
+        """See `Decoder.stop`."""
+        self._cache = None
+
+    def bytes_per_token(self) -> int:
+        """See `Decoder.bytes_per_token`."""
+        total = 0
+        for layer in self._cache.layers:
+            for store in (getattr(layer, "keys", None), getattr(layer, "values", None)):
+                if store is not None and store.numel():
+                    total += store.shape[1] * store.shape[-1] * store.element_size()
+        return total
+
+
+def _has_sliding_layers(model: PreTrainedModel) -> bool:
+    config = model.config.get_text_config()
+    types = getattr(config, "layer_types", None)
+    if types is not None:
+        return _SLIDING in types
+    return getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+
+
+def _chunks(lengths: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Cut consecutive prompts into runs of at most `most` tokens; a longer prompt is a run of its own."""
+    cuts, total = [0], 0
+    for index, length in enumerate(lengths):
+        if total and total + length > most:
+            cuts.append(index)
+            total = 0
+        total += length
+    return list(zip(cuts, [*cuts[1:], len(lengths)], strict=True))

@@ -1,0 +1,268 @@
+"""The `native` rollout: batched generation inside the process, with any causal language model of transformers.
+
+For runs on one machine, and for tests, where a sampler that repeats itself to the bit matters more than a server. It
+plans batches, runs them and keeps the weights; how a model is run is `decoder`'s, how tokens are chosen `sampler`'s.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from rollstock import (
+    Completion,
+    Device,
+    GenerationRequest,
+    GenerationResult,
+    Metric,
+    Metrics,
+    ModelSpec,
+    Rollout,
+    RunError,
+    Sampling,
+    UserError,
+    option,
+)
+from rollstock.backends.models import build_model
+from rollstock.backends.native.batch import Finished, run_batch
+from rollstock.backends.native.decoder import Decoder
+from rollstock.backends.native.planning import Footprint, Group, group_requests, next_batch, rows_that_fit
+from rollstock.backends.native.stopping import StopRules
+from rollstock.backends.native.trial import choose_decoder
+from rollstock.backends.native.weights import EngineWeights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+
+@dataclass(kw_only=True)
+class NativeConfig:
+    """Options of the native rollout."""
+
+    max_batch: int = option(256, "most responses generated at once", minimum=1)
+    min_batch: int = option(
+        16, "fewest responses at once that the memory estimate asks for; failed allocations go lower", minimum=1
+    )
+    memory_fraction: float = option(
+        0.8, "share of the free device memory that a batch may plan with", minimum=0.01, maximum=1.0
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", "what the weights are held and run in")
+    decoder: Literal["auto", "shared", "plain"] = option(
+        "auto",
+        "shared computes each prompt once for all its samples; plain runs the model as it is; "
+        "auto takes shared where its numbers are the model's own",
+    )
+
+
+class Native(Rollout[NativeConfig]):
+    """Generates with a copy of the model, or with the trainer's very tensors where they may be aliased.
+
+    A response depends on the weights, its prompt, the sampling and its seed. Rows of one batch share matrix products,
+    whose rounding may depend on the number of rows: log-probs repeat to rounding, tokens unless a draw falls within
+    rounding of an edge.
+    """
+
+    def setup(self, model: ModelSpec, device: Device[Any], tokenizer: Any) -> None:
+        """See `Rollout.setup`."""
+        if self.config.min_batch > self.config.max_batch:
+            raise UserError(
+                f"rollout: min_batch {self.config.min_batch} is more than max_batch {self.config.max_batch}"
+            )
+        self._device = device
+        self._tokenizer = tokenizer
+        built = build_model(model).to(device.torch_device(), getattr(torch, self.config.dtype))
+        self._model: PreTrainedModel = built.eval().requires_grad_(False)
+        self._weights = EngineWeights(self._model)
+        self._version = 0
+        self._vocabulary = int(self._model.get_output_embeddings().weight.shape[0])
+        self._context = int(getattr(self._model.config.get_text_config(), "max_position_embeddings", 0) or 0)
+        self._ends = _end_ids(self._model, model, self._vocabulary)
+        self._rules: dict[tuple[tuple[str, ...], tuple[int, ...]], StopRules] = {}
+        self._largest = self.config.max_batch  # halved by every allocation that fails
+        with torch.inference_mode():
+            self._decoder, cached = choose_decoder(self._model, self.config.decoder)
+        self._footprint = Footprint(cached, self._vocabulary, self._decoder.shares_prompts)
+
+    @property
+    def decoder(self) -> Decoder:
+        """How the model is run."""
+        return self._decoder
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> GenerationResult:
+        """See `Rollout.generate`. A response ends with reason `length` where the model's context does.
+
+        `Completion.metadata["stop"]` is the stop id or string that ended a response. Raises RunError if not even one
+        response at a time fits into memory.
+        """
+        limits = [self._limit(request, sampling) for request in requests]
+        rules = self._stop_rules(sampling)
+        completions: list[Completion | None] = [None] * len(requests)
+        for index, limit in enumerate(limits):
+            if limit == 0:
+                completions[index] = Completion(tokens=[], logprobs=[], finish_reason="length", versions=[])
+        started = time.perf_counter()
+        metrics = _Counts()
+        groups = group_requests(requests, [index for index, limit in enumerate(limits) if limit > 0])
+        while groups:
+            batch, rest = self._next(groups, limits)
+            try:
+                finished = self._run(batch, requests, limits, sampling, rules, metrics)
+            except Exception as error:
+                self._shrink(batch, error, metrics)
+                continue
+            for index, done in finished:
+                completions[index] = self._completion(done)
+            groups = rest
+        return GenerationResult(
+            completions=[completion for completion in completions if completion is not None],
+            metrics=metrics.metrics(time.perf_counter() - started),
+        )
+
+    def _limit(self, request: GenerationRequest, sampling: Sampling) -> int:
+        """How many tokens a request may get. Raises UserError for a prompt that cannot be continued."""
+        length = len(request.prompt)
+        if length == 0:
+            raise UserError("a prompt is empty; the model needs a token to continue (a begin-of-sequence id will do)")
+        wrong = next((token for token in request.prompt if not 0 <= token < self._vocabulary), None)
+        if wrong is not None:
+            raise UserError(f"a prompt has token id {wrong}, but the model's vocabulary has {self._vocabulary} tokens")
+        wanted = sampling.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
+        wanted = max(0, min(wanted, sampling.max_new_tokens))
+        if not self._context:
+            return wanted
+        if length >= self._context:
+            raise UserError(
+                f"a prompt of {length} tokens leaves no room for a response: the model reads at most {self._context}; "
+                f"shorten the prompts, or choose a model with a longer context"
+            )
+        return min(wanted, self._context - length)
+
+    def _stop_rules(self, sampling: Sampling) -> StopRules:
+        ids = tuple(sorted({*self._ends, *sampling.stop_token_ids}))
+        key = (tuple(sampling.stop), ids)
+        if key not in self._rules:
+            self._rules[key] = StopRules(
+                vocab_size=self._vocabulary,
+                stop_token_ids=ids,
+                stop=sampling.stop,
+                tokenizer=self._tokenizer,
+                device=self._model.device,
+            )
+        return self._rules[key]
+
+    def _next(self, groups: list[Group], limits: Sequence[int]) -> tuple[list[Group], list[Group]]:
+        """The next batch, as large as memory, the options and earlier failures allow, and the groups behind it."""
+        budget = int(self._device.memory().free * self.config.memory_fraction)
+        longest = max(limits[index] for group in groups for index in group.members)
+        most = min(self._largest, self.config.max_batch)
+        rows = rows_that_fit(
+            budget, self._footprint, groups, longest, least=min(self.config.min_batch, most), most=most
+        )
+        return next_batch(groups, rows, mixes_lengths=self._decoder.mixes_lengths)
+
+    def _run(
+        self,
+        batch: Sequence[Group],
+        requests: Sequence[GenerationRequest],
+        limits: Sequence[int],
+        sampling: Sampling,
+        rules: StopRules,
+        metrics: _Counts,
+    ) -> list[tuple[int, Finished]]:
+        """Generate one batch to its end; returns each request's place and what became of it."""
+        members = [index for group in batch for index in group.members]
+        try:
+            with torch.inference_mode():
+                finished = run_batch(
+                    self._decoder,
+                    batch,
+                    seeds=[requests[index].seed for index in members],
+                    limits=[limits[index] for index in members],
+                    sampling=sampling,
+                    rules=rules,
+                )
+        finally:
+            self._decoder.stop()
+        metrics.batches += 1
+        metrics.rows += len(members)
+        metrics.prefilled += sum(len(group.prompt) for group in batch)
+        metrics.prompt_tokens += sum(len(group.prompt) * len(group.members) for group in batch)
+        metrics.generated += sum(len(done.tokens) for done in finished)
+        return list(zip(members, finished, strict=True))
+
+    def _shrink(self, batch: Sequence[Group], error: Exception, metrics: _Counts) -> None:
+        """Halve the batch after a failed allocation; raises any other `error`, and RunError if one row is too many."""
+        if not self._device.is_out_of_memory(error):
+            raise error
+        rows = sum(len(group.members) for group in batch)
+        if rows == 1:
+            raise RunError(
+                f"the native rollout lacks memory for one response to a prompt of {len(batch[0].prompt)} tokens: {error}"
+            ) from error
+        self._largest = rows // 2
+        metrics.halved += 1
+        self._device.release_memory()
+
+    def _completion(self, done: Finished) -> Completion:
+        return Completion(
+            tokens=done.tokens,
+            logprobs=done.logprobs,
+            finish_reason="length" if done.stop is None else "stop",
+            versions=[self._version] * len(done.tokens),
+            metadata={} if done.stop is None else {"stop": done.stop},
+        )
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int, *, alias: bool = False) -> None:
+        """See `Rollout.load_weights`. Weights of another type or device than the engine's are copied in any case."""
+        self._weights.load(weights, alias=alias)
+        self._version = version
+        self._decoder.stop()
+
+    def fingerprint(self) -> str:
+        """See `Rollout.fingerprint`. Where `dtype` rounds the weights, this is the fingerprint of what arrived."""
+        return self._weights.fingerprint()
+
+    def close(self) -> None:
+        """See `Rollout.close`."""
+        self._decoder.stop()
+        self._rules.clear()
+        del self._model, self._decoder, self._weights
+        self._device.release_memory()
+
+
+@dataclass
+class _Counts:
+    """What one call of `generate` counts."""
+
+    batches: int = 0
+    rows: int = 0
+    prefilled: int = 0
+    prompt_tokens: int = 0
+    generated: int = 0
+    halved: int = 0
+
+    def metrics(self, seconds: float) -> Metrics:
+        """The counts under the names that a run records."""
+        return {
+            "rollout/batches": Metric(self.batches, 1.0, "sum"),
+            "rollout/batch_size": Metric(self.rows / max(1, self.batches), self.batches, "mean"),
+            "rollout/prefill_tokens": Metric(self.prefilled, 1.0, "sum"),
+            "rollout/shared_prompt_tokens": Metric(self.prompt_tokens - self.prefilled, 1.0, "sum"),
+            "rollout/generated_tokens": Metric(self.generated, 1.0, "sum"),
+            "rollout/halved_batches": Metric(self.halved, 1.0, "sum"),
+            "rollout/tokens_per_second": Metric(self.generated / max(seconds, 1e-9), seconds, "mean"),
+        }
+
+
+def _end_ids(model: PreTrainedModel, spec: ModelSpec, vocabulary: int) -> tuple[int, ...]:
+    """The ids that end a sequence, by the run's tokenizer, the model's config and its generation config together."""
+    found = set(spec.eos_token_ids)
+    for config in (model.config, getattr(model, "generation_config", None)):
+        ids = getattr(config, "eos_token_id", None)
+        found |= {ids} if isinstance(ids, int) else set(ids or ())
+    return tuple(sorted(token for token in found if 0 <= token < vocabulary))
