@@ -1,0 +1,134 @@
+"""rollstock: reinforcement learning of language models and control policies, a minimal core and plugins.
+
+The names below are the public ones; everything a plugin needs is among them. They are imported when they are first used, so that
+listing plugins imports neither torch nor anything else that is slow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if __name__ != "rollstock":
+    raise ImportError(
+        f"the folder of rollstock's core was imported as {__name__!r}: import `rollstock` (install it with `pip install -e .`), "
+        "and run Python with PYTHONSAFEPATH=1 where the repository's root is the current directory"
+    )
+
+_HOMES: dict[str, str] = {
+    "Batch": "batch",
+    "PackedTokens": "batch",
+    "Trajectory": "batch",
+    "ConfigError": "errors",
+    "PluginError": "errors",
+    "RollstockError": "errors",
+    "RunError": "errors",
+    "UserError": "errors",
+    "nearest": "errors",
+    "suggest": "errors",
+    "import_optional": "extras",
+    "hookimpl": "hookspecs",
+    "Algorithm": "interfaces.algorithm",
+    "Backend": "interfaces.backend",
+    "BackendState": "interfaces.backend",
+    "Compressor": "interfaces.compressor",
+    "Payload": "interfaces.compressor",
+    "Device": "interfaces.device",
+    "Memory": "interfaces.device",
+    "Environment": "interfaces.environment",
+    "Message": "interfaces.environment",
+    "Sample": "interfaces.environment",
+    "Split": "interfaces.environment",
+    "Task": "interfaces.environment",
+    "Executor": "interfaces.executor",
+    "WorkerGroup": "interfaces.executor",
+    "WorkerSpec": "interfaces.executor",
+    "Extension": "interfaces.extension",
+    "ModelSpec": "interfaces.model",
+    "Reward": "interfaces.reward",
+    "Completion": "interfaces.rollout",
+    "GenerationRequest": "interfaces.rollout",
+    "GenerationResult": "interfaces.rollout",
+    "Rollout": "interfaces.rollout",
+    "Sampling": "interfaces.rollout",
+    "Router": "interfaces.router",
+    "Routing": "interfaces.router",
+    "Scheduler": "interfaces.scheduler",
+    "WorkerLoad": "interfaces.scheduler",
+    "RunInfo": "interfaces.tracker",
+    "Tracker": "interfaces.tracker",
+    "Transport": "interfaces.transport",
+    "Metric": "metrics",
+    "Metrics": "metrics",
+    "merge_metrics": "metrics",
+    "Loss": "micro",
+    "LossFunction": "micro",
+    "MicroBatch": "micro",
+    "Totals": "micro",
+    "REQUIRED": "options",
+    "option": "options",
+    "balanced_partitions": "partition",
+    "PLUGIN_API": "plugin",
+    "NoOptions": "plugin",
+    "Plugin": "plugin",
+    "AggregationMode": "reduction",
+    "aggregate": "reduction",
+    "Run": "run",
+    "RunConfig": "schema",
+    "derive_seed": "seeding",
+    "fingerprint": "weights",
+}
+
+__all__ = [  # in the order of their modules
+    "Batch", "PackedTokens", "Trajectory", "ConfigError", "PluginError", "RollstockError", "RunError", "UserError",
+    "nearest", "suggest", "import_optional", "hookimpl", "Algorithm", "Backend", "BackendState", "Compressor",
+    "Payload", "Device", "Memory", "Environment", "Message", "Sample", "Split", "Task", "Executor", "WorkerGroup",
+    "WorkerSpec", "Extension", "ModelSpec", "Reward", "Completion", "GenerationRequest", "GenerationResult",
+    "Rollout", "Sampling", "Router", "Routing", "Scheduler", "WorkerLoad", "RunInfo", "Tracker", "Transport",
+    "Metric", "Metrics", "merge_metrics", "Loss", "LossFunction", "MicroBatch", "Totals", "REQUIRED", "option",
+    "balanced_partitions", "PLUGIN_API", "NoOptions", "Plugin", "AggregationMode", "aggregate", "Run", "RunConfig",
+    "derive_seed", "fingerprint",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rollstock' has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"rollstock.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
+
+
+if TYPE_CHECKING:
+    from rollstock.batch import Batch, PackedTokens, Trajectory
+    from rollstock.errors import ConfigError, PluginError, RollstockError, RunError, UserError, nearest, suggest
+    from rollstock.extras import import_optional
+    from rollstock.hookspecs import hookimpl
+    from rollstock.interfaces.algorithm import Algorithm
+    from rollstock.interfaces.backend import Backend, BackendState
+    from rollstock.interfaces.compressor import Compressor, Payload
+    from rollstock.interfaces.device import Device, Memory
+    from rollstock.interfaces.environment import Environment, Message, Sample, Split, Task
+    from rollstock.interfaces.executor import Executor, WorkerGroup, WorkerSpec
+    from rollstock.interfaces.extension import Extension
+    from rollstock.interfaces.model import ModelSpec
+    from rollstock.interfaces.reward import Reward
+    from rollstock.interfaces.rollout import Completion, GenerationRequest, GenerationResult, Rollout, Sampling
+    from rollstock.interfaces.router import Router, Routing
+    from rollstock.interfaces.scheduler import Scheduler, WorkerLoad
+    from rollstock.interfaces.tracker import RunInfo, Tracker
+    from rollstock.interfaces.transport import Transport
+    from rollstock.metrics import Metric, Metrics, merge_metrics
+    from rollstock.micro import Loss, LossFunction, MicroBatch, Totals
+    from rollstock.options import REQUIRED, option
+    from rollstock.partition import balanced_partitions
+    from rollstock.plugin import PLUGIN_API, NoOptions, Plugin
+    from rollstock.reduction import AggregationMode, aggregate
+    from rollstock.run import Run
+    from rollstock.schema import RunConfig
+    from rollstock.seeding import derive_seed
+    from rollstock.weights import fingerprint

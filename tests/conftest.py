@@ -1,0 +1,13 @@
+"""What several folders of tests share."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def cases() -> dict[str, Any]:
+    """The known-right numbers of tests/cases, by subject."""
+    return json.loads((Path(__file__).parent / "cases" / "numbers.json").read_text())
