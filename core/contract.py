@@ -108,8 +108,8 @@ def check_provider(kind: Kind, names: set[str], label: str) -> None:
     others = sorted(other.name for other in KINDS.values() if other.provider in names)
     has = f" (it provides a plugin of another kind, {', '.join(others)})" if others else ""
     raise PluginError(
-        f"plugin {label} has no provider hook{has}: its module needs `@hookimpl def {kind.provider}(): return <a subclass of "
-        f"rollstock.{kind.interface}>`",
+        f"plugin {label} has no provider hook{has}: its module needs "
+        f"`@hookimpl def {kind.provider}(): return <a subclass of rollstock.{kind.interface}>`",
         label,
     )
 

@@ -162,7 +162,7 @@ def _convert_class(value: Any, hint: Any, cls: type, arguments: tuple[Any, ...],
         except ValueError as error:
             raise _MisfitError(path, str(error)) from None
     if issubclass(cls, tuple) and arguments and arguments[-1] is not Ellipsis:
-        items = _items(value, hint, path)
+        items = _items(value, path)
         if len(items) != len(arguments):
             raise _MisfitError(path, f"must have {len(arguments)} items, not {len(items)}")
         return tuple(_convert(item, arguments[i], _join(path, str(i))) for i, item in enumerate(items))
@@ -173,15 +173,15 @@ def _convert_class(value: Any, hint: Any, cls: type, arguments: tuple[Any, ...],
         return {_convert(k, key_type, path): _convert(v, value_type, _join(path, str(k))) for k, v in value.items()}
     if issubclass(cls, (Sequence, set, frozenset)):
         item_type = arguments[0] if arguments else Any
-        items = [_convert(item, item_type, _join(path, str(i))) for i, item in enumerate(_items(value, hint, path))]
+        items = [_convert(item, item_type, _join(path, str(i))) for i, item in enumerate(_items(value, path))]
         return cls(items) if cls in (tuple, set, frozenset) else items
     raise PluginError(f"option {path} has the type {type_name(hint)}, which no option may have")
 
 
-def _items(value: Any, hint: Any, path: str) -> list[Any]:
+def _items(value: Any, path: str) -> list[Any]:
     if isinstance(value, (list, tuple, set, frozenset)):
         return list(value)
-    raise _MisfitError(path, f"must be a list ({type_name(hint)}), not {_show(value)}: write [{value}]")
+    raise _MisfitError(path, f"must be a list, not {_show(value)}: write [{value}]")
 
 
 def _convert_literal(value: Any, allowed: tuple[Any, ...], path: str) -> Any:

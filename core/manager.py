@@ -123,7 +123,8 @@ class PluginManager:
         options = to_plain(self._configure(get_kind(kind), section))
         own = {key: section[key] for key in get_kind(kind).core_options if key in section}
         origins = {"": "default", **getattr(section, "origins", {})}
-        return Section({**own, **options}, place=place_of(section), origins=origins)
+        cls = type(section) if isinstance(section, Section) else Section
+        return cls({**own, **options}, place=place_of(section), origins=origins)
 
     def loaded(self) -> list[PluginEntry]:
         """The installed plugins that were loaded so far, for the record of a run."""

@@ -135,4 +135,4 @@ def type_name(hint: Any) -> str:
     if origin is not None:
         shown = ["..." if argument is Ellipsis else type_name(argument) for argument in arguments]
         return f"{getattr(origin, '__name__', origin)}[{', '.join(shown)}]"
-    return getattr(hint, "__name__", str(hint))
+    return str(getattr(hint, "option_type", "") or getattr(hint, "__name__", hint))

@@ -6,8 +6,9 @@ algorithm.clip`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Section(dict[str, Any]):
@@ -17,15 +18,12 @@ class Section(dict[str, Any]):
     `origins` has option paths relative to the section; the empty path stands for the section itself.
     """
 
+    option_type: ClassVar[str] = "a plugin: {name: ..., <its options>}"
+
     def __init__(self, values: Mapping[str, Any], *, place: str = "", origins: Mapping[str, str] | None = None) -> None:
         super().__init__(values)
         self.place = place
         self.origins: dict[str, str] = dict(origins or {})
-
-    @property
-    def weight(self) -> float:
-        """How much a reward counts in the sum; 1 for everything else."""
-        return float(self.get("weight", 1.0))
 
     @property
     def name(self) -> str:
@@ -44,11 +42,30 @@ class Section(dict[str, Any]):
         return cls(value, place=place, origins=value.origins if isinstance(value, Section) else None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (dict(self), self.place, self.origins)
+        return _rebuild, (type(self), dict(self), self.place, self.origins)
 
 
-def _rebuild(values: dict[str, Any], place: str, origins: dict[str, str]) -> Section:
-    return Section(values, place=place, origins=origins)
+class RewardSection(Section):
+    """The section of a reward, which has a `weight` besides: its factor in the sum of rewards, 1 unless it is given."""
+
+    @classmethod
+    def from_option(cls, value: Any, place: str) -> Section:
+        """As `Section.from_option`; ValueError also for a weight that is no finite number."""
+        section = super().from_option(value, place)
+        weight = section.setdefault("weight", 1.0)
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
+            raise ValueError(f"has a weight that is no number: {weight!r}")
+        section["weight"] = float(weight)
+        return section
+
+    @property
+    def weight(self) -> float:
+        """Its factor in the sum of rewards."""
+        return float(self["weight"])
+
+
+def _rebuild(cls: type[Section], values: dict[str, Any], place: str, origins: dict[str, str]) -> Section:
+    return cls(values, place=place, origins=origins)
 
 
 def place_of(values: Mapping[str, Any], otherwise: str = "") -> str:

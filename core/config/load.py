@@ -1,0 +1,104 @@
+"""From a file and overrides to a checked config: defaults, then the file, then the overrides, merged by OmegaConf.
+
+For the command line and for programs that start runs. Interpolations (`${train.seed}`, `${oc.env:HOME}`) are
+OmegaConf's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from rollstock.config.file import ConfigFile, read_config_file
+from rollstock.config.overrides import apply_overrides
+from rollstock.config.sections import spell_out
+from rollstock.conversion import build_config
+from rollstock.defaults import DEFAULT_PLUGINS
+from rollstock.errors import ConfigError
+from rollstock.kinds import KINDS, Kind
+from rollstock.schema import RunConfig
+from rollstock.section import Section
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a config file, with `path=value` overrides put over it.
+
+    The core's sections are checked here; those of plugins when `complete_config` or the run asks the plugins. Raises
+    ConfigError, with file and line where there is one, for whatever is wrong.
+    """
+    path = Path(path)
+    config = config_from_values(read_config_file(path), overrides)
+    config.run.name = config.run.name or path.stem
+    config.run.directory = config.run.directory or str(Path("runs", config.run.name))
+    return config
+
+
+def load_run_config(path: Path | str) -> RunConfig:
+    """Read the `config.yaml` of a run directory, which `write_config` wrote. Raises ConfigError as `load_config`
+    does.
+    """
+    return config_from_values(read_config_file(Path(path)), ())
+
+
+def config_from_values(file: ConfigFile, overrides: Sequence[str] = ()) -> RunConfig:
+    """Merge what a file says with the defaults and the overrides, and check the result."""
+    origins = dict(file.origins)
+    values = copy.deepcopy(file.values)
+    spell_out(values, origins)
+    defaults = copy.deepcopy(DEFAULT_PLUGINS)
+    spell_out(defaults, {})
+    for kind in KINDS.values():
+        _drop_other_default(kind, defaults, values)
+    merged = _resolve(defaults, values, origins, overrides, file.name)
+    config = build_config(RunConfig, Section(merged, origins=origins), place="")
+    config.origins = {key: origin for key, origin in origins.items() if key}
+    for place, section in sections(config):
+        section.place = place
+        section.origins = {
+            key.removeprefix(place).removeprefix("."): origin
+            for key, origin in origins.items()
+            if f"{key}.".startswith(f"{place}.")
+        }
+    return config
+
+
+def _drop_other_default(kind: Kind, defaults: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """A section that is not a mapping (none, a mistake) replaces its default, in place of being merged with it."""
+    if kind.section in values and not isinstance(values[kind.section], Mapping):
+        defaults.pop(kind.section, None)
+
+
+def _resolve(
+    defaults: dict[str, Any], values: dict[str, Any], origins: dict[str, str], overrides: Sequence[str], name: str
+) -> dict[str, Any]:
+    try:
+        merged = OmegaConf.merge(OmegaConf.create(defaults), OmegaConf.create(values))
+        assert isinstance(merged, DictConfig)
+        apply_overrides(merged, origins, overrides)
+        plain = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{name}: a value is left open (???): {_one_line(error)}") from None
+    except OmegaConfBaseException as error:
+        path = getattr(error, "full_key", None) or ""
+        where = origins.get(path, name)
+        raise ConfigError(f"{where}: {path or 'the config'}: {_one_line(error)}") from None
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _one_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def sections(config: RunConfig) -> Iterator[tuple[str, Section]]:
+    """Every plugin section of a config with its path, `rewards.0`."""
+    for kind in KINDS.values():
+        if kind.section:
+            found = getattr(config, kind.section)
+            for index, section in enumerate(found if kind.many else [found]):
+                yield (f"{kind.section}.{index}" if kind.many else kind.section), section

@@ -1,0 +1,188 @@
+"""The core's own part of a config: what every run has, whatever its plugins. Options of plugins are their own.
+
+For whoever reads a run's config; each field's help text is what the reference documentation says of it. Reading files
+and checking values against this is left to `rollstock.config`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rollstock.conversion import to_plain
+from rollstock.options import REQUIRED, option
+from rollstock.section import RewardSection, Section
+
+
+@dataclass(kw_only=True)
+class ModelSection:
+    """The language model to train. Either `path` or `config` must be given."""
+
+    path: str | None = option(None, "directory of a model in Hugging Face format")
+    config: dict[str, Any] | None = option(
+        None, "Hugging Face config, model_type and all, of a model to make with random weights"
+    )
+    tokenizer: str | dict[str, Any] | None = option(
+        None,
+        "directory of a tokenizer, or {characters: '0123456789'} for one of single characters; default: the model's own",
+    )
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.config is None):
+            raise ValueError("give either `path`, a directory, or `config`, a model to make with random weights")
+        if self.config is not None and not isinstance(self.config.get("model_type"), str):
+            raise ValueError("`config` must say its `model_type`, such as llama")
+
+
+@dataclass(kw_only=True)
+class SamplingSection:
+    """How responses are sampled. The trainer uses the same temperature."""
+
+    temperature: float = option(1.0, "divides the logits; 0 is greedy, and trains at temperature 1", minimum=0)
+    top_p: float = option(
+        1.0, "keep the likeliest tokens that reach this probability together; 1 is off", minimum=0, maximum=1
+    )
+    top_k: int = option(0, "keep this many of the likeliest tokens; 0 is off", minimum=0)
+    max_new_tokens: int = option(64, "tokens that the policy may choose in an episode", minimum=1)
+    max_prompt_tokens: int | None = option(None, "longest prompt, in tokens; none: what the model can read", minimum=1)
+    stop: list[str] = option([], "texts that end a response, and stay in it")
+    stop_token_ids: list[int] = option([], "token ids that end a response, besides the model's own", minimum=0)
+    overlong_prompt: Literal["error", "skip", "truncate_left"] = option(
+        "error", "what to do with a prompt that is too long: refuse the run, leave it out, or cut its beginning"
+    )
+
+    def __post_init__(self) -> None:
+        if self.top_p == 0:
+            raise ValueError("`top_p` 0 would keep no token: it must be above 0, and 1 is off")
+        if "" in self.stop:
+            raise ValueError("`stop` has an empty text, which would end every response before it begins")
+
+
+@dataclass(kw_only=True)
+class TrainSection:
+    """How long to train, and on how much at a time."""
+
+    steps: int = option(100, "steps of the run; each generates, scores and updates", minimum=1)
+    prompts_per_step: int = option(
+        8, "distinct tasks in a step; the algorithm says how often each is sampled", minimum=1
+    )
+    mini_batches: int = option(1, "optimizer updates that a step's batch is cut into", minimum=1)
+    epochs: int = option(1, "times that a step goes over its batch", minimum=1)
+    critic_warmup: int = option(0, "steps at the start in which only the critic is trained", minimum=0)
+    seed: int = option(0, "seed of every random number of the run", minimum=0)
+
+
+@dataclass(kw_only=True)
+class EvaluationSection:
+    """Evaluation on held-out tasks."""
+
+    every: int = option(0, "steps between evaluations; 0: none between start and end", minimum=0)
+    at_start: bool = option(True, "evaluate before the first step")
+    at_end: bool = option(True, "evaluate after the last step")
+    prompts: int = option(64, "held-out tasks to evaluate on, or all where there are fewer", minimum=1)
+    greedy: bool = option(True, "evaluate greedily: the likeliest token each time")
+    samples: int = option(1, "samples a task at the run's temperature; 0: none", minimum=0)
+    solved_at: float = option(1.0, "reward from which a task counts as solved")
+
+    def __post_init__(self) -> None:
+        if (self.every or self.at_start or self.at_end) and not (self.greedy or self.samples):
+            raise ValueError("there is nothing to evaluate: set `greedy: true`, or `samples` above 0")
+
+
+@dataclass(kw_only=True)
+class CheckpointSection:
+    """When checkpoints are written, and which are kept."""
+
+    every_steps: int = option(0, "steps between checkpoints; 0: by time alone", minimum=0)
+    every_minutes: float = option(5.0, "minutes between checkpoints; 0: by steps alone", minimum=0)
+    keep: int = option(5, "newest checkpoints that are kept", minimum=1)
+    keep_best: bool = option(True, "also keep the one with the best evaluation")
+    compression: Literal["zstd", "none"] = option("zstd", "compression of the tensors on disk")
+
+
+@dataclass(kw_only=True)
+class RewardLimitsSection:
+    """The processes in which rewards run."""
+
+    timeout_s: float = option(
+        30.0, "seconds that a reward may take for a sample before its process is ended", minimum=0.001
+    )
+    workers: int = option(2, "processes that score at the same time", minimum=1)
+
+
+@dataclass(kw_only=True)
+class RoleSection:
+    """What one role has of its own."""
+
+    count: int = option(1, "workers of this role", minimum=1)
+    devices: list[int] = option(
+        [], "indices of the devices that its workers use; empty: chosen by the executor", minimum=0
+    )
+    backend: dict[str, Any] = option(
+        {}, "options of its backend (of the rollout role: its engine) that differ from the run's"
+    )
+
+
+@dataclass(kw_only=True)
+class RolesSection:
+    """The roles of a run; one that the run does not need is not started."""
+
+    actor: RoleSection = option(RoleSection(), "the policy that is trained")
+    critic: RoleSection = option(RoleSection(), "the model of returns, for algorithms that need values")
+    reference: RoleSection = option(RoleSection(), "the model that a KL penalty keeps the policy near")
+    reward: RoleSection = option(RoleSection(), "what scores")
+    rollout: RoleSection = option(RoleSection(), "what generates")
+
+
+@dataclass(kw_only=True)
+class PluginsSection:
+    """What may be used as a plugin."""
+
+    block: list[str] = option([], "plugins that must not be used: a name, or kind:name")
+
+
+@dataclass(kw_only=True)
+class RunSection:
+    """Where the run is kept, and what it writes besides checkpoints."""
+
+    name: str = option("", "name of the run; default: the name of the config file")
+    directory: str = option("", "directory of the run; default: runs/NAME")
+    max_rollouts_per_step: int = option(0, "trajectories a step that are written to rollouts/; 0: all", minimum=0)
+
+
+@dataclass(kw_only=True)
+class RunConfig:
+    """A whole config. Sections of plugins are mappings: a name and that plugin's options."""
+
+    model: ModelSection = option(REQUIRED, "the language model to train")
+    algorithm: Section = option(REQUIRED, "what turns rewards into a loss")
+    environment: Section = option(REQUIRED, "what hands out tasks and scores")
+    backend: Section = option(REQUIRED, "what holds a model and trains it")
+    rollout: Section = option(REQUIRED, "what generates")
+    rewards: list[RewardSection] = option(REQUIRED, "what scores; each may have a weight (1)")
+    device: Section = option(REQUIRED, "the chip")
+    executor: Section = option(REQUIRED, "what starts workers")
+    scheduler: Section = option(REQUIRED, "what cuts batches")
+    compressor: Section = option(REQUIRED, "what shrinks what crosses a network")
+    trackers: list[Section] = option(REQUIRED, "what records metrics")
+    extensions: list[Section] = option([], "what wraps the stages of a step; the first is outermost")
+    sampling: SamplingSection = option(SamplingSection(), "how responses are sampled")
+    train: TrainSection = option(TrainSection(), "how long to train, and on how much at a time")
+    evaluation: EvaluationSection = option(EvaluationSection(), "evaluation on held-out tasks")
+    checkpoint: CheckpointSection = option(CheckpointSection(), "when checkpoints are written, and which are kept")
+    reward_limits: RewardLimitsSection = option(RewardLimitsSection(), "the processes in which rewards run")
+    roles: RolesSection = option(RolesSection(), "what each role has of its own")
+    plugins: PluginsSection = option(PluginsSection(), "what may be used as a plugin")
+    run: RunSection = option(RunSection(), "where the run is kept")
+    origins: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Where each value came from: `demo.yaml:12` or `override` by path; a path that is not in it has its default."""
+
+    def role(self, name: str) -> RoleSection:
+        """The settings of one role; AttributeError for a role that does not exist."""
+        found: RoleSection = getattr(self.roles, name)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config as plain data, as `config.yaml` holds it."""
+        plain: dict[str, Any] = to_plain(self)
+        return plain
