@@ -143,7 +143,7 @@ def _check_options(kind: Kind, found: type[Any], label: str) -> None:
         options = describe_options(found.config_class())
     except PluginError as error:
         raise PluginError(f"plugin {label}: {error}", label) from error
-    for taken in {option.name for option in options} & set(kind.core_options):
+    for taken in {option.name.partition(".")[0] for option in options} & set(kind.core_options):
         raise PluginError(
             f"plugin {label} has an option {taken!r}, a name that the core keeps for itself: rename it", label
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, TypeVar, Union
@@ -99,12 +99,23 @@ def describe_options(config_class: type[Any]) -> list[Option]:
     """The options of a config dataclass, in the order in which it defines them. Raises PluginError as `field_types`
     does.
     """
+    return list(_describe(config_class, "", None))
+
+
+def _describe(config_class: type[Any], prefix: str, instance: object) -> Iterator[Option]:
+    """The options of a dataclass, those of the dataclasses within it under dotted names; defaults as `instance` has
+    them.
+    """
     types = field_types(config_class)
-    return [
-        Option(name=field.name, type=type_name(types[field.name]), default=_default(field), **constraints(field))
-        for field in dataclasses.fields(config_class)
-        if field.init
-    ]
+    for field in dataclasses.fields(config_class):
+        if not field.init:
+            continue
+        name, hint = f"{prefix}{field.name}", types[field.name]
+        default = _default(field) if instance is None else getattr(instance, field.name)
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            yield from _describe(hint, f"{name}.", None if default is REQUIRED else default)
+        else:
+            yield Option(name=name, type=type_name(hint), default=default, **constraints(field))
 
 
 def constraints(field: dataclasses.Field[Any]) -> dict[str, Any]:

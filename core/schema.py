@@ -24,7 +24,7 @@ class ModelSection:
     )
     tokenizer: str | dict[str, Any] | None = option(
         None,
-        "directory of a tokenizer, or {characters: '0123456789'} for one of single characters; default: the model's own",
+        "directory of a tokenizer, or {characters: '0123456789'} for one of single characters; none: the model's",
     )
 
     def __post_init__(self) -> None:
