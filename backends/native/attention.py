@@ -63,7 +63,7 @@ class Batch:
         self.slots = None if full else slots.to(self.device)
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but `rows` (on the CPU): row i is then the old row `rows[i]`. Only rows that move are copied."""
+        """Drop all rows but `rows` (on the CPU): row i is then the old `rows[i]`. Only rows that move are copied."""
         targets = (rows != torch.arange(len(rows))).nonzero()[:, 0]
         if len(targets):
             sources = rows[targets].to(self.device)

@@ -81,7 +81,7 @@ def next_batch(groups: list[Group], most_rows: int, *, mixes_lengths: bool) -> t
 def rows_that_fit(
     budget: int, footprint: Footprint, groups: Sequence[Group], response: int, *, least: int, most: int
 ) -> int:
-    """How many rows a batch may have within `budget` bytes, `least` to `most`; no response is over `response` tokens."""
+    """How many rows a batch may have within `budget` bytes, `least` to `most`; none gets over `response` tokens."""
     used = rows = 0
     for group in groups:
         used += footprint.prompt(len(group.prompt))

@@ -75,7 +75,8 @@ class Native(Rollout[NativeConfig]):
             )
         self._device = device
         self._tokenizer = tokenizer
-        built = build_model(model).to(device.torch_device(), getattr(torch, self.config.dtype))
+        built: Any = build_model(model)  # the type of its `to` is that of a decorator
+        built = built.to(device.torch_device(), getattr(torch, self.config.dtype))
         self._model: PreTrainedModel = built.eval().requires_grad_(False)
         self._weights = EngineWeights(self._model)
         self._version = 0
@@ -202,7 +203,7 @@ class Native(Rollout[NativeConfig]):
         rows = sum(len(group.members) for group in batch)
         if rows == 1:
             raise RunError(
-                f"the native rollout lacks memory for one response to a prompt of {len(batch[0].prompt)} tokens: {error}"
+                f"the native rollout lacks memory for one response to a prompt of {len(batch[0].prompt)} ids: {error}"
             ) from error
         self._largest = rows // 2
         metrics.halved += 1

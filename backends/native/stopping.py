@@ -58,7 +58,7 @@ class StopRules:
         self.flags: Tensor = flags.to(device)
 
     def found(self, tokens: Sequence[int]) -> str | None:
-        """The stop string that a response contains, if any; only its end is looked at, as every token is asked about."""
+        """The stop string that a response contains, if any; only its end is looked at, as every token asks."""
         text = self._decode(tokens[-self.window :])
         return next((stop for stop in self.stop if stop in text), None)
 
