@@ -75,6 +75,7 @@ _HOMES: dict[str, str] = {
     "aggregate": "reduction",
     "Run": "run",
     "RunConfig": "schema",
+    "mask_secrets": "secrets",
     "derive_seed": "seeding",
     "fingerprint": "weights",
 }
@@ -87,7 +88,7 @@ __all__ = [  # in the order of their modules
     "Rollout", "Sampling", "Router", "Routing", "Scheduler", "WorkerLoad", "RunInfo", "Tracker", "Transport",
     "Metric", "Metrics", "merge_metrics", "Loss", "LossFunction", "MicroBatch", "Totals", "REQUIRED", "option",
     "balanced_partitions", "PLUGIN_API", "NoOptions", "Plugin", "AggregationMode", "aggregate", "Run", "RunConfig",
-    "derive_seed", "fingerprint",
+    "mask_secrets", "derive_seed", "fingerprint",
 ]  # fmt: skip
 
 
@@ -130,5 +131,6 @@ if TYPE_CHECKING:
     from rollstock.reduction import AggregationMode, aggregate
     from rollstock.run import Run
     from rollstock.schema import RunConfig
+    from rollstock.secrets import mask_secrets
     from rollstock.seeding import derive_seed
     from rollstock.weights import fingerprint

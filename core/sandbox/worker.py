@@ -1,5 +1,4 @@
-"""The worker's side of a sandbox: builds what it serves, then answers one call after the other until its parent is
-gone.
+"""The worker's side of a sandbox: builds what it serves, then answers calls until its parent is gone.
 
 Started by `rollstock.sandbox.process` and by nobody else. It imports neither torch nor a plugin by itself; what the
 factory imports is the factory's affair.

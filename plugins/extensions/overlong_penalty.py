@@ -1,0 +1,74 @@
+"""Overlong penalty: a soft punishment of responses near the length limit.
+
+For runs whose policy fills its token limit: soft overlong punishment of DAPO, arXiv:2503.14476, equation 13, taken
+off the score after all rewards have spoken. It replaces the cliff of a truncated, hence wrong, answer by a slope that
+begins before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rollstock import ConfigError, Extension, Metric, hookimpl, option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rollstock import Batch, Run
+
+
+@dataclass(kw_only=True)
+class OverlongPenaltyConfig:
+    """Options of the `overlong_penalty` extension."""
+
+    limit: int | None = option(None, "response tokens with the full penalty; none: sampling.max_new_tokens", minimum=1)
+    buffer: int = option(16, "tokens before the limit over which the penalty grows", minimum=1)
+    scale: float = option(1.0, "the full penalty, in units of reward", minimum=0)
+
+
+class OverlongPenalty(Extension[OverlongPenaltyConfig]):
+    """Wraps the score stage. A response that nobody scored stays as it is.
+
+    Length is that of the whole response, the other side's turns included, as the token limit counts it.
+    """
+
+    @hookimpl
+    def rollstock_run_start(self, run: Run) -> None:
+        """Refuse a buffer that would punish responses of every length."""
+        limit = self._limit(run)
+        if self.config.buffer > limit:
+            raise ConfigError(
+                f"extension {self.plugin_name!r}: buffer ({self.config.buffer}) is longer than the limit of {limit} "
+                "response tokens, so that even empty responses would be punished; make it smaller"
+            )
+
+    @hookimpl(wrapper=True)
+    def rollstock_score(self, run: Run, batch: Batch) -> Generator[None, bool | None, bool | None]:
+        """Take the penalty off `scores`; records its mean, and how often there was one."""
+        done = yield
+        penalty = self.penalty(batch.lengths, self._limit(run)) * batch.scored
+        batch["scores"] = batch.scores - penalty
+        if num_scored := int(batch.scored.sum()):
+            run.record(
+                {
+                    "reward/overlong_penalty": Metric(float(penalty.sum()) / num_scored, num_scored),
+                    "reward/overlong_ratio": Metric(int((penalty > 0).sum()) / num_scored, num_scored),
+                }
+            )
+        return done
+
+    def penalty(self, lengths: Tensor, limit: int) -> Tensor:
+        """[B] float32, at least 0: what responses of `lengths` tokens ([B]) lose."""
+        over = (lengths.float() - (limit - self.config.buffer)) / self.config.buffer
+        return self.config.scale * over.clamp(0, 1)
+
+    def _limit(self, run: Run) -> int:
+        return run.sampling.max_new_tokens if self.config.limit is None else self.config.limit
+
+
+@hookimpl
+def rollstock_extension() -> type[Extension[Any]]:
+    """The class of this plugin."""
+    return OverlongPenalty
