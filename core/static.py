@@ -20,6 +20,8 @@ from rollstock.kinds import KINDS
 from rollstock.options import REQUIRED, Option
 from rollstock.sources import find_module, literal, parse, read_source
 
+_IMPORTERS = frozenset({"import_optional", "import_module", "find_spec"})
+
 
 class Source(str):
     """A default that is no literal, as it stands in the source."""
@@ -75,16 +77,23 @@ def missing_extras(entry: PluginEntry) -> list[str]:
 
 
 def _imported(module: str) -> Iterator[str]:
-    """Every module that a module imports, anywhere in it, by statement or by `import_optional`."""
+    """Every module that a module imports, anywhere in it, by statement or by a function that imports what it is
+    told.
+    """
     for node in ast.walk(parse(module) or ast.Module([], [])):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_optional" and node.args:
+        elif isinstance(node, ast.Call) and node.args and _name_of(node.func) in _IMPORTERS:
             name = literal(node.args[0])
             if isinstance(name, str):
                 yield name
+
+
+def _name_of(function: ast.expr) -> str:
+    """The last name of what is called, `import_module` for `importlib.import_module`."""
+    return str(getattr(function, "id", getattr(function, "attr", "")))
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -175,7 +184,7 @@ def _options(config: _Found, prefix: str = "", given: dict[str, Any] | None = No
 
 def _arguments(value: ast.expr | None) -> dict[str, ast.expr]:
     """The arguments of a call of `option`, by name."""
-    if not isinstance(value, ast.Call) or getattr(value.func, "id", getattr(value.func, "attr", "")) != "option":
+    if not isinstance(value, ast.Call) or _name_of(value.func) != "option":
         return {}
     given = dict(zip(("default", "help"), value.args, strict=False))
     return given | {keyword.arg: keyword.value for keyword in value.keywords if keyword.arg}

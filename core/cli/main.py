@@ -1,0 +1,61 @@
+"""Where the command line begins: arguments parsed, a command called, and whatever goes wrong turned into one
+message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from rollstock.cli.output import Output
+from rollstock.cli.parser import parse
+from rollstock.errors import RollstockError, RunError, UserError
+
+INTERRUPTED = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; `arguments` default to the process's own. Returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    output = Output(as_json="--json" in given)
+    debug = "--debug" in given
+    try:
+        options = parse(given)
+        _set_up_logging(debug)
+        code: int = options.command(options, output)
+        return code
+    except argparse.ArgumentError as error:
+        return _fail(output, UserError(str(error)), debug)
+    except RollstockError as error:
+        return _fail(output, error, debug)
+    except KeyboardInterrupt:
+        output.error("interrupted", "Interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # a bug, or a plugin's: here the traceback is the message
+        traceback.print_exc()
+        output.error(f"{type(error).__name__}: {error}", type(error).__name__, notes=getattr(error, "__notes__", ()))
+        return RunError.exit_code
+
+
+def _fail(output: Output, error: RollstockError, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    output.error(str(error), type(error).__name__, notes=getattr(error, "__notes__", ()))
+    return error.exit_code
+
+
+def _set_up_logging(debug: bool) -> None:
+    """Warnings go to standard error in one line each; `--debug` shows everything that rollstock logs."""
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.DEBUG if debug else logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    log = logging.getLogger("rollstock")
+    log.setLevel(logging.DEBUG if debug else logging.INFO)
+    log.handlers[:] = [handler]

@@ -1,0 +1,80 @@
+"""`rollstock train`, `resume`, `eval` and `export`: a run begun, gone on with, evaluated, or turned into a model to
+keep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from typing import TYPE_CHECKING
+
+from rollstock.cli.output import Output
+from rollstock.errors import RunError
+
+if TYPE_CHECKING:
+    from rollstock.launch import Outcome
+
+_ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",  # its threads and the reward processes, which are forked, do not go together
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # a broken driver package must not end a run on another chip
+}
+
+
+def train(options: argparse.Namespace, output: Output) -> int:
+    """Begin a run."""
+    prepare_environment()
+    from rollstock.config import load_config
+
+    config = load_config(options.config, options.overrides)
+    from rollstock.launch import train as launch
+
+    return _end(launch(config, dry_run=options.dry_run, overwrite=options.overwrite), output)
+
+
+def resume(options: argparse.Namespace, output: Output) -> int:
+    """Go on with a run."""
+    prepare_environment()
+    from rollstock.launch import resume as launch
+
+    return _end(launch(options.run, step=options.step), output)
+
+
+def evaluate(options: argparse.Namespace, output: Output) -> int:
+    """Evaluate a run's checkpoint."""
+    prepare_environment()
+    from rollstock.launch import evaluate as launch
+
+    return _end(launch(options.run, step=options.step), output)
+
+
+def export(options: argparse.Namespace, output: Output) -> int:
+    """Write a run's model in Hugging Face format."""
+    prepare_environment()
+    from rollstock.export import export as write
+
+    path = write(options.run, options.to, step=options.step)
+    if output.as_json:
+        output.json({"path": str(path)})
+    output.line(f"wrote {path}; load it with transformers.AutoModelForCausalLM.from_pretrained({str(path)!r})")
+    return 0
+
+
+def prepare_environment() -> None:
+    """Set what torch and its companions read when they are imported, where the user has not."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def _end(outcome: Outcome, output: Output) -> int:
+    """Say how a run ended; the exit code."""
+    if output.as_json:
+        output.json(dataclasses.asdict(outcome))
+    for name, value in sorted(outcome.evaluation.items()):
+        output.line(f"{name}: {value:.4g}")
+    if outcome.status != "checked":
+        output.line(f"{outcome.status} after step {outcome.step} in {outcome.seconds:.1f} s: {outcome.directory}")
+    if outcome.message:
+        output.line(outcome.message)
+    return RunError.exit_code if outcome.status == "interrupted" else 0
