@@ -87,12 +87,15 @@ def _show(query: str, output: Output) -> int:
     elif not described:
         output.line("It has no options.")
     else:
-        output.table(("OPTION", "TYPE", "DEFAULT", "WHAT IT DOES"), [_row(option) for option in described])
-    section = KINDS[entry.kind].section
-    if section:
-        output.line(
-            f"\nIn a config: {section}: {f'[{{name: {entry.name}}}]' if KINDS[entry.kind].many else f'{{name: {entry.name}}}'}"
-        )
+        output.line("Options:")
+        for option in described:
+            default = " (required)" if option.required else f" = {_shown(option.default)}"
+            output.line(f"  {option.name}: {option.type}{default}")
+            output.line(f"      {option.help}{_bounds(option)}")
+    kind = KINDS[entry.kind]
+    if kind.section:
+        section = f"{{name: {entry.name}}}"
+        output.line(f"\nIn a config:\n  {kind.section}: {f'[{section}]' if kind.many else section}")
     return 0
 
 
