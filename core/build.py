@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -168,7 +169,7 @@ def _assemble(
 def worker_spec(config: RunConfig, role: str, tokenizer: Any) -> WorkerSpec:
     """What the executor needs to start the workers of a role."""
     placed = config.role(role)
-    common = {"role": role, "count": placed.count, "devices": placed.devices}
+    make = functools.partial(WorkerSpec, role=role, count=placed.count, devices=tuple(placed.devices))
     if role == "reward":
         kwargs: dict[str, Any] = {
             "environment": config.environment,
@@ -178,13 +179,13 @@ def worker_spec(config: RunConfig, role: str, tokenizer: Any) -> WorkerSpec:
             "timeout_s": config.reward_limits.timeout_s,
             "num_processes": config.reward_limits.workers,
         }
-        return WorkerSpec(factory=RewardWorker, kwargs=kwargs, **common)
+        return make(factory=RewardWorker, kwargs=kwargs)
     model = model_spec(config, tokenizer)
     if role == "rollout":
-        return WorkerSpec(factory=RolloutWorker, kwargs={"config": config, "model": model}, **common)
+        return make(factory=RolloutWorker, kwargs={"config": config, "model": model})
     if role == "critic":
         model = dataclasses.replace(model, head="value", seed=derive_seed(config.train.seed, "critic"))
     total = config.train.steps * config.train.epochs * config.train.mini_batches
     kwargs = {"config": config, "role": role, "model": model, "total_updates": total}
-    return WorkerSpec(factory=ModelWorker, kwargs=kwargs, **common)
+    return make(factory=ModelWorker, kwargs=kwargs)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollstock.build import Parts, build, choose
 from rollstock.config import load_run_config, write_config
+from rollstock.conversion import to_plain
 from rollstock.errors import UserError
 from rollstock.interfaces.tracker import RunInfo
 from rollstock.interrupt import Interrupt, InterruptedRun
@@ -152,7 +153,7 @@ def _start_trackers(run: Run, checkpoint: Checkpoint | None) -> None:
     info = RunInfo(
         name=run.config.run.name or run.directory.name,
         directory=run.directory,
-        config=run.config.to_dict(),
+        config=to_plain(run.config),
         num_steps=run.config.train.steps,
         resumed_at=checkpoint.step if checkpoint else None,
     )

@@ -36,7 +36,7 @@ def collect(run: Run, stages: Stages) -> Batch:
         batch = stages.select(batch)
         batch["groups"] = batch.groups + sum(run.config.train.prompts_per_step for _ in kept)  # ids stay apart
         kept.append(batch)
-        if sum(len(part.groups.unique()) for part in kept) >= run.config.train.prompts_per_step:
+        if sum(len(set(part.groups.tolist())) for part in kept) >= run.config.train.prompts_per_step:
             break
     whole = Batch.concat(kept)
     run.count_empty(len(whole) == 0)

@@ -103,7 +103,7 @@ class MicroBatch:
         """A metric: the mean over action tokens of `values` `[b, T]`."""
         count = int(self.mask.sum())
         picked = values.detach()[self.mask]
-        return Metric(float(picked.float().mean()), count) if count else Metric(0.0, 0.0)
+        return Metric(float(picked.double().mean()), count) if count else Metric(0.0, 0.0)
 
     def max(self, values: Tensor) -> Metric:
         """A metric: the largest of `values` `[b, T]` over action tokens."""

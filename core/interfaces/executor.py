@@ -15,14 +15,15 @@ from rollstock.plugin import C, Plugin
 class WorkerSpec:
     """The workers of one role: what builds each (a picklable callable of `kwargs` plus rank and world_size), and what each gets.
 
-    devices: accelerators for each worker, 0 to share the host's; cpus: cores for each worker.
+    devices: indices of the accelerators that the workers use, one each, in order of rank; empty leaves it to the executor. cpus: cores
+    for each worker.
     """
 
     role: str
     factory: Callable[..., Any]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     count: int = 1
-    devices: int = 0
+    devices: tuple[int, ...] = ()
     cpus: float = 1.0
     colocate_with: str | None = None
 

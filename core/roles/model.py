@@ -20,7 +20,7 @@ from rollstock.metrics import Metric, Metrics, merge_metrics
 from rollstock.micro import Loss, MicroBatch, Totals
 
 if TYPE_CHECKING:
-    from rollstock.config import ResolvedConfig
+    from rollstock.schema import RunConfig
 
 
 class ModelWorker:
@@ -29,7 +29,7 @@ class ModelWorker:
     def __init__(
         self,
         *,
-        config: ResolvedConfig,
+        config: RunConfig,
         role: Literal["actor", "critic", "reference"],
         model: ModelSpec,
         total_updates: int,

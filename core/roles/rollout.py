@@ -15,13 +15,13 @@ from rollstock.manager import make_manager
 from rollstock.tokens import load_tokenizer
 
 if TYPE_CHECKING:
-    from rollstock.config import ResolvedConfig
+    from rollstock.schema import RunConfig
 
 
 class RolloutWorker:
     """Holds one generation engine."""
 
-    def __init__(self, *, config: ResolvedConfig, model: ModelSpec, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(self, *, config: RunConfig, model: ModelSpec, rank: int = 0, world_size: int = 1) -> None:
         manager = make_manager(config.plugins.block)
         self.rank = rank
         self.device = manager.create_as(Device, config.device)
