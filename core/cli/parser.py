@@ -47,7 +47,7 @@ def _build() -> tuple[_Parser, list[str]]:
     parser = _Parser(prog="rollstock", description="Reinforcement learning of language models and control policies.")
     parser.add_argument("--version", action="version", version=f"rollstock {_version()}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
-    common = argparse.ArgumentParser(add_help=False)
+    common = _Parser(add_help=False)
     common.add_argument("--json", action="store_true", help="print JSON")
     common.add_argument("--debug", action="store_true", help="show the traceback of an error, and everything logged")
 

@@ -66,9 +66,12 @@ class _ConfigDumper(Emitter, Serializer, SafeRepresenter, _Resolver):
         return True
 
 
+_OLD_DIALECT: Any = yaml.SafeLoader("")
+
+
 def _represent_text(dumper: _ConfigDumper, text: str) -> yaml.ScalarNode:
     """Quotes around whatever a reader of YAML 1.1 would not take for a text."""
-    old = yaml.SafeLoader("").resolve(yaml.ScalarNode, text, (True, False))
+    old = _OLD_DIALECT.resolve(yaml.ScalarNode, text, (True, False))
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if old.endswith(":str") else "'")
 
 

@@ -43,9 +43,7 @@ def read_config_file(path: Path) -> ConfigFile:
         if node is None:
             raise ConfigError(f"{path}: the config file is empty")
         if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(
-                f"{path}:{_line(node)}: a config is a mapping of sections (`train: ...`), not a {node.id}"
-            )
+            raise ConfigError(f"{path}:{_line(node)}: a config is a mapping of sections (`train: ...`)")
         file.values = _Walk(loader, file).mapping(node, "", ())
     except yaml.MarkedYAMLError as error:
         raise ConfigError(_syntax(path, error)) from None
