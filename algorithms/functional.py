@@ -24,17 +24,15 @@ from typing import Literal, TypeAlias, cast, get_args
 import torch
 from torch import Tensor
 
+from rollstock import AggregationMode, aggregate
 from rollstock.algorithms._logprobs import TokenLogprobs
 
-AggregationMode: TypeAlias = Literal[
-    "token_mean", "token_sum", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm"
-]
 GroupStd: TypeAlias = Literal["unbiased", "biased"]
 KLKind: TypeAlias = Literal["k1", "k2", "k3", "abs", "k1+", "k3+"]
 WeightLevel: TypeAlias = Literal["token", "sequence"]
 
 __all__ = [
-    # means and losses over tokens
+    # means over tokens; `aggregate` is the core's own, which divides every loss with it
     "AggregationMode", "aggregate", "masked_mean", "masked_whiten",
     # advantages
     "GroupStd", "discounted_returns", "gae", "group_normalise", "leave_one_out", "reinforce_pp",
@@ -74,46 +72,6 @@ def masked_whiten(x: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor
     variance = deviations.square().sum() / (count - 1).clamp_min(1)
     whitened = deviations * torch.rsqrt(variance + _WHITEN_EPS)
     return whitened if shift_mean else torch.where(mask, whitened + (anchor + offset_mean), 0.0)
-
-
-def aggregate(
-    losses: Tensor, mask: Tensor, *, mode: AggregationMode, denominator: int | float | Tensor | None = None
-) -> Tensor:
-    """Reduce losses of tokens [B, T] to one scalar, a sum over a global count.
-
-    | mode                      | what is added up     | divided by `denominator`; its default                   |
-    |---------------------------|----------------------|---------------------------------------------------------|
-    | `token_mean`              | tokens               | number of unmasked tokens                               |
-    | `token_sum`               | tokens               | nothing: a denominator raises ValueError                |
-    | `seq_mean_token_sum`      | each sequence's sum  | number of sequences with an unmasked token              |
-    | `seq_mean_token_mean`     | each sequence's mean | number of sequences with an unmasked token              |
-    | `seq_mean_token_sum_norm` | each sequence's sum  | a constant without default (leaving it out: ValueError) |
-
-    `denominator` is the count over the whole mini-batch: every micro-batch on every rank. With it, the results of
-    slices add up to the result of the whole, and so do the gradients, whichever sequences a slice holds. Its default
-    counts only what is here, which is right when everything is here: a mean of the means of slices is another number.
-    A count of 0 says that everything is masked, and gives 0.
-
-    The constant is the whole divisor. Dr. GRPO (arXiv:2503.20783) takes the number of sequences times the largest
-    response length allowed; the width T would make the loss depend on the padding, which is why it is not the
-    default.
-    """
-    _known("mode", mode, AggregationMode)
-    _same_shape(losses=losses, mask=mask)
-    if mode == "token_sum" and denominator is not None:
-        raise ValueError("aggregate: token_sum divides by nothing; leave out denominator or use mode='token_mean'")
-    if mode == "seq_mean_token_sum_norm" and denominator is None:
-        raise ValueError("aggregate: seq_mean_token_sum_norm needs a denominator, such as num_sequences * max_tokens")
-    kept = _kept(losses, mask)
-    if mode == "seq_mean_token_mean":
-        kept = kept.sum(-1) / mask.sum(-1).clamp_min(1)
-    total = kept.sum()
-    if mode == "token_sum":
-        return total
-    if denominator is None:
-        denominator = mask.sum() if mode == "token_mean" else mask.any(-1).sum()
-    count = torch.as_tensor(denominator, dtype=total.dtype, device=total.device)
-    return total / torch.where(count > 0, count, 1.0)
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
@@ -356,11 +314,11 @@ def _decay(mask: Tensor, rate: float, like: Tensor) -> Tensor:
 def _backward_scan(x: Tensor, decay: Tensor) -> Tensor:
     """`y[:, t] = x[:, t] + decay[:, t] * y[:, t + 1]` along [B, T], for constants: one operation a step, in place."""
     # Time first: each step then reads and writes neighbouring memory.
-    rows = x.t().clone(memory_format=torch.contiguous_format).unbind(0)
-    factors = decay.t().contiguous().unbind(0)
-    for t in range(len(rows) - 2, -1, -1):
-        rows[t].addcmul_(factors[t], rows[t + 1])
-    return torch.stack(rows, 1) if rows else x
+    result = x.t().clone(memory_format=torch.contiguous_format)
+    steps, factors = result.unbind(0), decay.t().contiguous().unbind(0)
+    for t in range(len(steps) - 2, -1, -1):
+        steps[t].addcmul_(factors[t], steps[t + 1])
+    return result.t().contiguous()
 
 
 def _centred(scores: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
