@@ -255,7 +255,9 @@ def _show(value: Any) -> str:
     text = repr(value)
     if len(text) > 60:
         text = f"{text[:57]}..."
-    return "none" if value is None else f"{text} ({type(value).__name__})"
+    if value is None:
+        return "none"
+    return text if type(value) in (int, float) else f"{text} ({type(value).__name__})"
 
 
 def _join(path: str, name: str) -> str:
