@@ -107,9 +107,9 @@ class MatchOptions:
 
 
 def compiled(name: str, pattern: str) -> re.Pattern[str]:
-    """The regular expression of option `name` (`.` matches line ends too); ValueError says what is wrong with it."""
+    """The regular expression of option `name`; ValueError says what is wrong with it."""
     try:
-        return re.compile(pattern, re.DOTALL)
+        return re.compile(pattern)
     except re.error as error:
         raise ValueError(f"{name}: {pattern!r} is not a regular expression: {error}") from error
 

@@ -104,7 +104,8 @@ def _within(costs: Sequence[int], budget: int, multiple: int = 1, equal_size: bo
 
 def _counts(costs: Sequence[int], budget: int, multiple: int) -> list[int]:
     """How many parts to try, ascending multiples of `multiple`: from what the sum asks for to one for each."""
-    fewest = max(1, -(-sum(costs) // budget))
+    num_alone = sum(cost >= budget for cost in costs)
+    fewest = max(1, num_alone - (-sum(cost for cost in costs if cost < budget) // budget))
     most = max(fewest, _num_bins(costs, budget))
     # Best-fit packing needs `most`; balanced parts, which do not aim at the budget, may need more.
     tried = {fewest, fewest + 1, (fewest + most) // 2, most, most + most // 4 + 1, 2 * most, max(len(costs), 1)}

@@ -1,0 +1,94 @@
+"""The overlong penalty: DAPO's equation 13, and its place around the score stage."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rollstock import Batch, ConfigError, Sampling, Trajectory, hookimpl
+from rollstock.manager import make_manager
+from rollstock.plugins.extensions.overlong_penalty import OverlongPenalty, OverlongPenaltyConfig
+
+
+def batch_of(lengths, rewards):
+    return Batch.from_trajectories(
+        [
+            Trajectory(
+                prompt=torch.tensor([1]),
+                response=torch.ones(n, dtype=torch.int64),
+                action_mask=torch.ones(n, dtype=torch.bool),
+                rollout_logprobs=torch.zeros(n),
+                versions=torch.zeros(n, dtype=torch.int64),
+                group=0,
+                reward=reward,
+            )
+            for n, reward in zip(lengths, rewards, strict=True)
+        ]
+    )
+
+
+class FakeRun(SimpleNamespace):
+    """What the extension reads of a run."""
+
+    def record(self, metrics):
+        self.recorded.update(metrics)
+
+
+def run_with(max_new_tokens=20):
+    return FakeRun(sampling=Sampling(max_new_tokens=max_new_tokens), recorded={})
+
+
+class ScoreStage:
+    @hookimpl
+    def rollstock_score(self, run, batch):
+        return True
+
+
+def score(options, run, batch):
+    """Run the score stage through the real manager, with the extension around it."""
+    manager = make_manager()
+    manager.create("extension", {"name": "overlong_penalty", **options})
+    manager.register("stage", ScoreStage())
+    assert manager.hook.rollstock_score(run=run, batch=batch) is True
+
+
+def test_equation_13():
+    # L_max = 20, L_cache = 4: nothing up to 16, then a straight line to -1 at 20, and -1 beyond.
+    extension = OverlongPenalty(OverlongPenaltyConfig(buffer=4))
+    lengths = torch.tensor([0, 15, 16, 17, 18, 20, 30])
+    assert extension.penalty(lengths, 20).tolist() == [0, 0, 0, 0.25, 0.5, 1, 1]
+
+
+def test_scores_lose_the_penalty_and_metrics_say_how_much():
+    run, batch = run_with(), batch_of([10, 18, 20], [1.0, 1.0, 0.5])
+    score({"buffer": 4, "scale": 2.0}, run, batch)
+    assert batch.scores.tolist() == [1.0, 0.0, -1.5]
+    assert run.recorded["reward/overlong_penalty"].value == pytest.approx(1.0)
+    assert run.recorded["reward/overlong_ratio"].value == pytest.approx(2 / 3)
+    assert run.recorded["reward/overlong_ratio"].weight == 3
+
+
+def test_a_limit_of_its_own():
+    batch = batch_of([10], [1.0])
+    score({"buffer": 5, "limit": 10}, run_with(1000), batch)
+    assert batch.scores.tolist() == [0.0]
+
+
+def test_what_nobody_scored_stays_unscored():
+    run, batch = run_with(), batch_of([20, 20], [None, None])
+    score({"buffer": 4}, run, batch)
+    assert batch.scored.tolist() == [False, False]
+    assert batch.scores.tolist() == [0.0, 0.0]
+    assert run.recorded == {}
+
+
+def test_an_empty_response_is_not_punished():
+    batch = batch_of([0, 20], [0.0, 0.0])
+    score({"buffer": 20}, run_with(), batch)
+    assert batch.scores.tolist() == [0.0, -1.0]
+
+
+def test_a_buffer_longer_than_the_limit_is_refused_at_the_start():
+    with pytest.raises(ConfigError, match=r"buffer \(30\) is longer than the limit of 20"):
+        OverlongPenalty(OverlongPenaltyConfig(buffer=30)).rollstock_run_start(run_with())
+    OverlongPenalty(OverlongPenaltyConfig(buffer=20)).rollstock_run_start(run_with())
