@@ -60,6 +60,7 @@ class Console(Tracker[ConsoleConfig]):
         self._began = time.monotonic()
         self._run = run
         self._columns: list[str] = []
+        self._samples: list[str] = []
         self._num_lines = 0
         self._last_step = run.resumed_at or 0
         stream = sys.stdout if self.config.stream == "stdout" else sys.stderr
@@ -76,13 +77,16 @@ class Console(Tracker[ConsoleConfig]):
         self._last_step = step
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], completed=step)
-        if step % self.config.every and step != self._run.num_steps:
+        if not self._shows(step):
             return
         if self._rich:
             self._row(step, metrics)
         else:
             shown = [f"{name} {short(metrics[name])}" for name in self.config.metrics if name in metrics]
             self._line(f"step {step}/{self._run.num_steps}  " + "  ".join(shown))
+        for text in self._samples:
+            self._line(text, style="dim")
+        self._samples = []
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """A line of its own, with all its numbers."""
@@ -90,17 +94,16 @@ class Console(Tracker[ConsoleConfig]):
         self._line(f"evaluation after step {step}:  " + "  ".join(shown), style="bold cyan")
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """The best and the worst responses of a step, one line each."""
-        if self.config.samples == 0 or (step % self.config.every and step != self._run.num_steps):
+        """The best and the worst responses of a step, one line each; they are shown below the step's numbers."""
+        if self.config.samples == 0 or not self._shows(step):
             return
         scored = sorted((row for row in rows if row.get("reward") is not None), key=lambda row: -float(row["reward"]))
         num_best = (self.config.samples + 1) // 2
         worst = scored[num_best:][-(self.config.samples - num_best) :] if self.config.samples > num_best else []
-        for row in [*scored[:num_best], *worst]:
-            self._line(
-                f"  {short(float(row['reward'])):>6}  {row.get('task_id')}: {shortened(row.get('response'))}",
-                style="dim",
-            )
+        self._samples = [
+            f"  {short(float(row['reward'])):>6}  {row.get('task_id')}: {shortened(row.get('response'))}"
+            for row in [*scored[:num_best], *worst]
+        ]
 
     def message(self, text: str) -> None:
         """A line."""
@@ -114,6 +117,9 @@ class Console(Tracker[ConsoleConfig]):
         self._line(
             f"{status} at step {self._last_step}/{self._run.num_steps} after {minutes}m {seconds:02d}s", style=style
         )
+
+    def _shows(self, step: int) -> bool:
+        return step % self.config.every == 0 or step == self._run.num_steps
 
     def _row(self, step: int, metrics: Mapping[str, float]) -> None:
         """One row under a header that comes again now and then; the columns are those of the first step."""

@@ -202,7 +202,7 @@ def test_a_json_array_gets_a_hint(tmp_path):
 
 
 def test_parquet_errors(tmp_path):
-    with pytest.raises(ConfigError, match="has no column 'answer'. Did you mean 'answers'"):
+    with pytest.raises(ConfigError, match=r"has no column 'answer'. Did you mean 'answers'"):
         environment(write(tmp_path / "a.parquet", [{"prompt": "p", "answers": "a"}])).num_tasks("train")
     (tmp_path / "b.parquet").write_text("text")
     with pytest.raises(ConfigError, match="is not a parquet file"):

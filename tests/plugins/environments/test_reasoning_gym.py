@@ -52,8 +52,7 @@ def test_too_small_a_space_is_reported():
     options = {**SMALL, "allow_negation": False, "min_digits": 1, "max_digits": 1}
     made = environment("chain_sum", options=options, train_size=5, heldout_size=3000)
     with pytest.raises(ConfigError, match="too few different questions"):
-        for i in range(5):
-            made.task("train", i)
+        [made.task("train", i) for i in range(5)]
 
 
 def test_tasks_are_a_function_of_config_split_and_index():

@@ -100,7 +100,8 @@ def test_a_function_of_a_module_or_a_file(tmp_path, monkeypatch):
         "@dataclass\nclass Scale:\n    factor: float\n"
         "def length(sample, factor=1):\n    return Scale(factor).factor * len(sample.response)\n"
         "def silent(sample):\n    return None\n"
-        "class Judge:\n    @staticmethod\n    def verdict(sample):\n        return sample.response == sample.task.answer\n"
+        "class Judge:\n    @staticmethod\n    def verdict(sample):\n"
+        "        return sample.response == sample.task.answer\n"
     )
     (tmp_path / "my_rewards.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -108,7 +109,7 @@ def test_a_function_of_a_module_or_a_file(tmp_path, monkeypatch):
         assert value("abc", kind="function", function=f"{where}:length", arguments={"factor": 2}) == 6.0
         assert value("abc", kind="function", function=f"{where}:silent") is None
         assert value("7", kind="function", function=f"{where}:Judge.verdict") == 1.0
-        with pytest.raises(ConfigError, match="has no function 'lenght'. Did you mean 'length'"):
+        with pytest.raises(ConfigError, match=r"has no function 'lenght'. Did you mean 'length'"):
             rule(kind="function", function=f"{where}:lenght")
     sys.modules.pop("my_rewards", None)
 

@@ -105,7 +105,7 @@ def test_generation_batches_by_length():
     sizes = [make(lengths, 100, bytes_per_token=50_000, memory=room) for lengths in (short, long)]
     assert sizes == [64, 16]
     # A few long prompts count as what they are, not as if all were.
-    assert make([4000] + short, 100, bytes_per_token=50_000, memory=room) == 64
+    assert make([4000, *short], 100, bytes_per_token=50_000, memory=room) == 64
 
 
 def test_bounds_that_contradict_each_other_are_refused():

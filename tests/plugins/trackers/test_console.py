@@ -49,24 +49,33 @@ def test_only_the_metrics_and_steps_asked_for_and_always_the_last(info, capsys):
 
 
 def test_samples_the_best_and_the_worst_in_one_line_each(info, rows, capsys):
-    started(info(), samples=2).samples(1, rows(1, count=6))
-    shown = capsys.readouterr().out.splitlines()[1:]
+    tracker = started(info(), samples=2)
+    tracker.samples(1, rows(1, count=6))
+    tracker.log(1, {"reward/mean": 2.5})
+    tracker.log(2, {"reward/mean": 2.5})
+    step, *shown, after = capsys.readouterr().out.splitlines()[1:]
+    assert (step, after) == ("step 1/6  reward/mean 2.5000", "step 2/6  reward/mean 2.5000")
     assert shown == ["       5  t5: 6 [bold]|x|[/bold]", "       0  t0: 1 [bold]|x|[/bold]"]
 
 
 def test_few_samples_are_not_shown_twice(info, rows, capsys):
-    started(info(), samples=8).samples(1, rows(1))
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    tracker = started(info(), samples=8)
+    tracker.samples(1, rows(1))
+    tracker.log(1, {})
+    assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 def test_no_samples_unless_asked_for(info, rows, capsys):
-    started(info()).samples(1, rows(1))
-    assert len(capsys.readouterr().out.splitlines()) == 1
+    tracker = started(info())
+    tracker.samples(1, rows(1))
+    tracker.log(1, {})
+    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 def test_control_characters_reach_no_terminal(info, capsys):
     tracker = started(info(), samples=1)
     tracker.samples(1, [{"task_id": "t", "response": "\x1b[2Jgone\x07", "reward": 1.0}])
+    tracker.log(1, {})
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "\x07" not in out
