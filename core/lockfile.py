@@ -43,6 +43,22 @@ class LockFile:
         """Whether this object holds the lock; a copy that a fork made of it does not."""
         return self._descriptor is not None and self._owner == os.getpid()
 
+    def is_held_by_anyone(self) -> bool:
+        """Whether some process, this one included, holds the lock now; for showing, not for deciding what to write."""
+        if (os.getpid(), str(self.path.resolve())) in _held:
+            return True  # and do not open the file: closing it again would drop the lock of this process
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
     def acquire(self) -> None:
         """Take the lock, at once or not at all: raises `LockedError` if somebody has it."""
         if self.held:
