@@ -89,8 +89,12 @@ class Console(Tracker[ConsoleConfig]):
         self._samples = []
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A line of its own, with all its numbers."""
-        shown = [f"{name.removeprefix('eval/')} {short(value)}" for name, value in sorted(metrics.items())]
+        """A line of its own: scores, and whatever else is neither a length nor a count of nothing."""
+        shown = [
+            f"{name.removeprefix('eval/')} {short(value)}"
+            for name, value in sorted(metrics.items())
+            if not ("/response_length/" in name or name.endswith("/num_samples") or (value == 0 and "/num_" in name))
+        ]
         self._line(f"evaluation after step {step}:  " + "  ".join(shown), style="bold cyan")
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:

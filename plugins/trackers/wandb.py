@@ -21,7 +21,7 @@ class WandbConfig:
 
     project: str = option("rollstock", "project that the run belongs to")
     entity: str | None = option(None, "user or team; none: the default of your account")
-    name: str | None = option(None, "name of the run; none: rollstock's")
+    run_name: str | None = option(None, "name of the run; none: rollstock's")
     group: str | None = option(None, "group of runs")
     tags: list[str] = option([], "tags")
     mode: Literal["online", "offline", "disabled"] = option(
@@ -45,7 +45,7 @@ class Wandb(Tracker[WandbConfig]):
             self._run = self._wandb.init(
                 project=config.project,
                 entity=config.entity,
-                name=config.name or run.name,
+                name=config.run_name or run.name,
                 group=config.group,
                 tags=config.tags,
                 mode=config.mode,
@@ -54,7 +54,13 @@ class Wandb(Tracker[WandbConfig]):
                 dir=str(run.directory),
                 config=mask_secrets(dict(run.config)),
                 # The terminal belongs to the run, and a command line may hold a secret.
-                settings=self._wandb.Settings(console="off", quiet=True, disable_code=True, x_disable_meta=True),
+                settings=self._wandb.Settings(
+                    console="off",
+                    quiet=True,
+                    silent=config.mode == "offline",  # online, it shows the run's address
+                    disable_code=True,
+                    x_disable_meta=True,
+                ),
             )
         except (self._wandb.errors.UsageError, self._wandb.errors.CommError) as error:
             raise ConfigError(

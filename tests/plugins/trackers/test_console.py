@@ -22,7 +22,12 @@ def started(info, **options):
 def test_plain_lines_where_there_is_no_terminal(info, capsys, tmp_path):
     tracker = started(info())
     tracker.log(1, METRICS)
-    tracker.evaluation(1, {"eval/greedy/solved": 0.25, "eval/greedy/reward_mean": 0.4})
+    lengths = {
+        "eval/greedy/response_length/mean": 3.0,
+        "eval/greedy/num_samples": 20.0,
+        "eval/greedy/num_unscored": 0.0,
+    }
+    tracker.evaluation(1, {"eval/greedy/solved": 0.25, "eval/greedy/reward_mean": 0.4, **lengths})
     tracker.message("checkpoint written")
     tracker.finish("finished")
     assert capsys.readouterr().out.splitlines() == [
