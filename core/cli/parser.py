@@ -76,7 +76,8 @@ def _add_runs(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     export = add("export", "runs:export", "write a run's model in Hugging Face format")
     export.add_argument("run", metavar="RUN", type=Path, help="the run's directory")
     export.add_argument("--to", metavar="DIR", type=Path, required=True, help="the directory to write")
-    export.add_argument("--step", type=int, help="export the checkpoint of this step")
+    export.add_argument("--step", type=_step, help="export the checkpoint of this step, or `best`; default: the newest")
+    export.add_argument("--dtype", default="float32", help="of the weights: float32, bfloat16 or float16")
 
 
 def _add_looks(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
@@ -102,6 +103,11 @@ def _add_new(new: argparse.ArgumentParser) -> None:
 def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", type=Path, help="a config file")
     parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="values put over the file's")
+
+
+def _step(text: str) -> int | str:
+    """A step by number, or the words for the newest and the best."""
+    return text if text in ("best", "last") else int(text)
 
 
 def _lazy(function: str) -> Command:

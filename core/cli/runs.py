@@ -54,7 +54,7 @@ def export(options: argparse.Namespace, output: Output) -> int:
     prepare_environment()
     from rollstock.export import export as write
 
-    path = write(options.run, options.to, step=options.step)
+    path = write(options.run, options.to, step=options.step, dtype=options.dtype)
     if output.as_json:
         output.json({"path": str(path)})
     output.line(f"wrote {path}; load it with transformers.AutoModelForCausalLM.from_pretrained({str(path)!r})")
