@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rollstock.dispatch import register
-from rollstock.interfaces.environment import Environment, Sample
-from rollstock.interfaces.reward import Reward
-from rollstock.manager import make_manager
+from rollstock.interfaces.environment import Sample
 from rollstock.metrics import Metric, Metrics
 from rollstock.sandbox import Outcome, Sandbox
+from rollstock.scoring import make_scorer
 from rollstock.seeding import derive_seed
 
 
@@ -100,36 +99,6 @@ class RewardWorker:
     def close(self) -> None:
         """End the processes."""
         self._sandbox.close()
-
-
-def make_scorer(
-    environment: Mapping[str, Any], rewards: Sequence[Mapping[str, Any]], blocked: Sequence[str], seed: int
-) -> Callable[[tuple[int, Sample]], float | None]:
-    """Build the rewards of a config in this process; the result scores (index of the reward, sample)."""
-    manager = make_manager(blocked)
-    world = manager.create_as(Environment, environment)
-    world.setup(seed)
-    made = [manager.create_as(Reward, options) for options in rewards]
-    for reward in made:
-        reward.setup(world)
-
-    def score(call: tuple[int, Sample]) -> float | None:
-        index, sample = call
-        return checked_reward(made[index].score(sample), made[index].plugin_name)
-
-    return score
-
-
-def checked_reward(value: object, name: str) -> float | None:
-    """A reward as a float, or None. Raises TypeError or ValueError for what is no finite number."""
-    if value is None:
-        return None
-    if not isinstance(value, int | float) and not hasattr(value, "__float__"):
-        raise TypeError(f"reward {name!r} returned {type(value).__name__}, not a number or None")
-    number = float(value)
-    if number != number or number in (float("inf"), float("-inf")):
-        raise ValueError(f"reward {name!r} returned {number}, which is not finite")
-    return number
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

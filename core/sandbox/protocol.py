@@ -16,14 +16,14 @@ HEADER = struct.Struct("!Q")
 MAX_ANSWER_BYTES = 64 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Build:
     """First message to a worker: the pickled factory of what it serves."""
 
     factory: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ask:
     """One call: the pickled request, and the seed of the worker's random generators for it (None leaves them alone)."""
 
@@ -32,7 +32,7 @@ class Ask:
     seed: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ready:
     """The factory's product is there; `error` says why it is not, and `users_fault` whether that is a UserError."""
 
@@ -41,7 +41,7 @@ class Ready:
     users_fault: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Answer:
     """What became of a call: a pickled value, or an error. seconds: how long the call itself took."""
 

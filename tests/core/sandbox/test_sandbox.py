@@ -204,6 +204,13 @@ def test_a_worker_imports_no_torch(sandbox):
     assert "torch" not in outcome.value
 
 
+def test_nor_does_one_that_serves_the_rewards_of_a_config(served):
+    with Sandbox(served.build_scorer_and_list_modules, name="reward", limit=30) as sandbox:
+        (outcome,) = ask(sandbox, ("modules",))
+    assert "rollstock.plugins.rewards.rule" in outcome.value
+    assert {"torch", "numpy", "transformers"}.isdisjoint(outcome.value)
+
+
 def test_a_worker_imports_from_where_its_parent_does(sandbox):
     (outcome,) = ask(sandbox, ("import_path",))
     assert outcome.value == sys.path

@@ -7,7 +7,7 @@ import pytest
 
 from rollstock import Environment, Sample
 from rollstock.manager import make_manager
-from rollstock.roles.reward import make_scorer
+from rollstock.scoring import make_scorer
 from rollstock.sandbox import Sandbox
 
 

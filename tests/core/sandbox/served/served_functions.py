@@ -154,3 +154,11 @@ def hang_while_building():
 def exit_while_building():
     print("libverifier.so: not found", flush=True)
     os._exit(7)
+
+
+def build_scorer_and_list_modules():
+    """The rewards of a config as a reward process builds them; a call then lists what was imported for them."""
+    from rollstock.scoring import make_scorer
+
+    make_scorer({"name": "arithmetic"}, [{"name": "environment"}, {"name": "rule"}], [], 0)
+    return serve

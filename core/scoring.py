@@ -1,0 +1,43 @@
+"""What a reward process serves: the environment and the rewards of a config, built by that process's own plugin manager.
+
+Apart from the reward role, which imports torch, so that a reward process starts without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rollstock.interfaces.environment import Environment, Sample
+from rollstock.interfaces.reward import Reward
+from rollstock.manager import make_manager
+
+
+def make_scorer(
+    environment: Mapping[str, Any], rewards: Sequence[Mapping[str, Any]], blocked: Sequence[str], seed: int
+) -> Callable[[tuple[int, Sample]], float | None]:
+    """Build the rewards of a config in this process; the result scores (index of the reward, sample)."""
+    manager = make_manager(blocked)
+    world = manager.create_as(Environment, environment)
+    world.setup(seed)
+    made = [manager.create_as(Reward, options) for options in rewards]
+    for reward in made:
+        reward.setup(world)
+
+    def score(call: tuple[int, Sample]) -> float | None:
+        index, sample = call
+        return checked_reward(made[index].score(sample), made[index].plugin_name)
+
+    return score
+
+
+def checked_reward(value: object, name: str) -> float | None:
+    """A reward as a float, or None. Raises TypeError or ValueError for what is no finite number."""
+    if value is None:
+        return None
+    if not isinstance(value, int | float) and not hasattr(value, "__float__"):
+        raise TypeError(f"reward {name!r} returned {type(value).__name__}, not a number or None")
+    number = float(value)
+    if number != number or number in (float("inf"), float("-inf")):
+        raise ValueError(f"reward {name!r} returned {number}, which is not finite")
+    return number
