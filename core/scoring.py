@@ -1,4 +1,4 @@
-"""What a reward process serves: the environment and the rewards of a config, built by that process's own plugin manager.
+"""What a reward process serves: the environment and rewards of a config, built by a plugin manager of its own.
 
 Apart from the reward role, which imports torch, so that a reward process starts without it.
 """

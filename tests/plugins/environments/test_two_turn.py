@@ -7,8 +7,8 @@ import pytest
 
 from rollstock import Environment, Sample
 from rollstock.manager import make_manager
-from rollstock.scoring import make_scorer
 from rollstock.sandbox import Sandbox
+from rollstock.scoring import make_scorer
 
 
 @pytest.fixture(autouse=True)
