@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rollstock.plugin import C, Plugin
 
@@ -18,7 +18,7 @@ class Reward(Plugin[C]):
     set); one that abstains counts nothing, and a sample of which all abstain has no score and is not trained on.
     """
 
-    def setup(self, environment: Environment) -> None:
+    def setup(self, environment: Environment[Any]) -> None:
         """Called once in each reward process, with an environment of that process's own. Raises UserError."""
 
     @abstractmethod
