@@ -1,0 +1,1 @@
+"""pytest fixtures for tests of plugins. pytest loads this module by itself."""
