@@ -67,7 +67,9 @@ class StopRules:
         ends = tuple(stop[start:] for stop in self.stop for start in range(1, len(stop)))
         known = min(vocab_size, len(self.tokenizer))
         # Some decoders drop the space before a first word, so look at each token alone and behind another one.
-        anchor = self.tokenizer.encode("a", add_special_tokens=False)
+        # That one is found by decoding: a tokenizer need not be able to encode any given letter.
+        plain = (token for token in range(known) if (text := self._decode([token])).isalnum() and text.isascii())
+        anchor = [token for token in [next(plain, None)] if token is not None]
         behind = len(self._decode(anchor))
         found = []
         for token in range(known):

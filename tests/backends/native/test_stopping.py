@@ -7,6 +7,7 @@ import torch
 
 from rollstock import UserError
 from rollstock.backends.native.stopping import MAY_END_STRING, STOP_ID, StopRules
+from rollstock.tokens import character_tokenizer
 
 
 def rules(words: Any, *, stop: tuple[str, ...] = (), ids: tuple[int, ...] = ()) -> StopRules:
@@ -79,3 +80,10 @@ def test_rules_that_cannot_work_are_refused(words: Any) -> None:
         rules(words, stop=("",))
     with pytest.raises(UserError, match="no tokenizer"):
         StopRules(vocab_size=9, stop_token_ids=(), stop=("x",), tokenizer=None, device=torch.device("cpu"))
+
+
+def test_a_tokenizer_that_knows_no_letters_can_have_stop_strings() -> None:
+    digits = character_tokenizer("0123456789+=")
+    found = rules(digits, stop=("=7",))
+    assert first_end(found, digits("12=7")["input_ids"]) == (4, "=7")
+    assert first_end(found, digits("12=8")["input_ids"]) is None
