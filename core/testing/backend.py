@@ -10,7 +10,7 @@ import copy
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -337,9 +337,9 @@ def check_reference(case: BackendCase) -> None:
     """A model that is not trainable answers as the trainable one does, and its state has no optimizer."""
     batch = _batch()
     trained, fixed = case.make(), case.make(trainable=False)
-    same = [_forward(each, batch, _whole(batch))["logprobs"] for each in (trained, fixed)]
+    ours, theirs = (_forward(each, batch, _whole(batch))["logprobs"] for each in (trained, fixed))
     expect(
-        torch.allclose(*same, atol=case.tolerance),
+        torch.allclose(ours, theirs, atol=case.tolerance),
         "the same model gives other log-probs when it is not trainable",
         mend="dropout must be off in training too, or the ratio to the sampler's log-probs is not 1",
     )
@@ -438,8 +438,6 @@ def _same_tensors(saved: BackendState, now: BackendState) -> bool:
 
 
 def _other_seed(model: ModelSpec) -> ModelSpec:
-    from dataclasses import replace
-
     return replace(model, seed=model.seed + 1)
 
 
