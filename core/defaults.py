@@ -17,3 +17,26 @@ DEFAULT_PLUGINS: Final[dict[str, Any]] = {
     "trackers": ["console", "jsonl"],
 }
 """By section of the config. A run must name its algorithm and its environment itself."""
+
+EXAMPLE_RUN: Final[dict[str, Any]] = {
+    "model": {
+        "config": {
+            "model_type": "llama",
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 64,
+        },
+        "tokenizer": {"characters": "0123456789+="},
+    },
+    "algorithm": {"name": "grpo", "group_size": 4},
+    "environment": {"name": "arithmetic", "chat": False, "prompt": "{a}{op}{b}="},
+    "backend": {"name": "torch", "learning_rate": 1e-3},
+    "sampling": {"max_new_tokens": 3},
+    "train": {"steps": 20, "prompts_per_step": 8},
+    "evaluation": {"prompts": 16, "samples": 0},
+    "trackers": ["jsonl"],
+}
+"""A run that is over in seconds on a CPU: what generated packages start from, and what tests of plugins run."""

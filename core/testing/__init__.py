@@ -1,4 +1,4 @@
-"""What plugin authors test with: a conformance kit for each kind, and small made-up models and batches.
+"""What plugin authors test with: a conformance kit for each kind, and small made-up models, batches and runs.
 
 `check_algorithm(MyAlgorithm)` and its siblings run every check of a kind and raise `ConformanceError`, an
 AssertionError that says what is wrong, what was promised, and how to mend it. pytest finds the fixtures of
@@ -13,12 +13,37 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES: dict[str, str] = {
     "check_algorithm": "algorithm",
+    "check_backend": "backend",
+    "check_compressor": "compressor",
+    "check_device": "device",
+    "check_environment": "environment",
+    "check_executor": "executor",
+    "check_extension": "extension",
+    "check_reward": "reward",
+    "check_rollout": "rollout",
+    "check_router": "router",
+    "check_scheduler": "scheduler",
+    "check_tracker": "tracker",
+    "check_transport": "transport",
     "ConformanceError": "kit",
-    "NotApplicable": "kit",
     "Report": "kit",
+    "installed": "install",
+    "make_batch": "batches",
+    "make_trajectory": "batches",
+    "make_sample": "environment",
+    "read_metrics": "runs",
+    "tiny_config": "runs",
+    "tiny_model": "models",
+    "tiny_run": "runs",
+    "tiny_tokenizer": "models",
 }
 
-__all__ = ["ConformanceError", "NotApplicable", "Report", "check_algorithm"]
+__all__ = [  # the kits, by kind; their results; what else helps in a test
+    "check_algorithm", "check_backend", "check_compressor", "check_device", "check_environment", "check_executor",
+    "check_extension", "check_reward", "check_rollout", "check_router", "check_scheduler", "check_tracker",
+    "check_transport", "ConformanceError", "Report", "installed", "make_batch", "make_trajectory", "make_sample",
+    "read_metrics", "tiny_config", "tiny_model", "tiny_run", "tiny_tokenizer",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -35,4 +60,20 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from rollstock.testing.algorithm import check_algorithm
-    from rollstock.testing.kit import ConformanceError, NotApplicable, Report
+    from rollstock.testing.backend import check_backend
+    from rollstock.testing.batches import make_batch, make_trajectory
+    from rollstock.testing.compressor import check_compressor
+    from rollstock.testing.device import check_device
+    from rollstock.testing.environment import check_environment, make_sample
+    from rollstock.testing.executor import check_executor
+    from rollstock.testing.extension import check_extension
+    from rollstock.testing.install import installed
+    from rollstock.testing.kit import ConformanceError, Report
+    from rollstock.testing.models import tiny_model, tiny_tokenizer
+    from rollstock.testing.reward import check_reward
+    from rollstock.testing.rollout import check_rollout
+    from rollstock.testing.router import check_router
+    from rollstock.testing.runs import read_metrics, tiny_config, tiny_run
+    from rollstock.testing.scheduler import check_scheduler
+    from rollstock.testing.tracker import check_tracker
+    from rollstock.testing.transport import check_transport

@@ -158,7 +158,7 @@ def check_memory(case: DeviceCase) -> None:
 def _check_bytes(memory: Memory) -> None:
     values = (memory.total, memory.free, memory.allocated, memory.peak)
     expect(
-        all(isinstance(value, int) and value >= 0 for value in values) and 0 < memory.total,
+        all(isinstance(value, int) and value >= 0 for value in values) and memory.total > 0,
         f"memory() is {memory}",
         mend="all four are whole numbers of bytes",
     )

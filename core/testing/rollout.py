@@ -274,7 +274,7 @@ def check_refusals(case: RolloutCase) -> None:
     """An empty prompt, and one longer than the model can read, are refused with a UserError."""
     engine = case.make()
     limit = case.context_length()
-    prompts = {"an empty prompt": ()}
+    prompts: dict[str, tuple[int, ...]] = {"an empty prompt": ()}
     if limit is not None:
         prompts["a prompt longer than the model can read"] = tuple([1] * (limit + 5))
     for what, prompt in prompts.items():
