@@ -136,7 +136,11 @@ class Player:
         episode.take(completion, decode(self._tokenizer, completion.tokens))
         if completion.finish_reason == "length":
             return False
-        reply = self._environment.respond(episode.task, episode.turns, episode.state)
+        try:
+            reply = self._environment.respond(episode.task, episode.turns, episode.state)
+        except Exception as error:
+            error.add_note(f"environment {self._environment.plugin_name!r} raised this in respond, for task {episode.task.id!r}")
+            raise
         if reply is None:
             return False
         ended = bool(completion.tokens) and completion.tokens[-1] in self._ends
