@@ -128,7 +128,7 @@ def check_tasks(case: EnvironmentCase) -> None:
                 isinstance(task.id, str) and task.id, f"a task has the id {task.id!r}", mend="ids are texts, not empty"
             )
             _check_prompt(task)
-            check_json({"answer": task.answer, "metadata": task.metadata}, f"what task {task.id!r} carries")
+            check_json(task.answer, f"the answer of task {task.id!r}, which goes into the run's files,")
             expect(
                 pickle.loads(pickle.dumps(task)) == task,
                 f"task {task.id!r} does not survive the trip to another process",

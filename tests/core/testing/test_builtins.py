@@ -1,0 +1,89 @@
+"""Every built-in plugin keeps the promises of its kind."""
+
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollstock import testing
+from rollstock.discovery import discover
+from rollstock.extras import extras_of, normalise
+from rollstock.kinds import KINDS
+
+ENTRIES = [entry.id for entry in discover().values() if entry.distribution == "rollstock"]
+
+CHECKS: dict[str, Callable[..., testing.Report]] = {kind: getattr(testing, f"check_{kind}") for kind in KINDS}
+
+
+def rows_of_jsonl(folder: Path) -> list[tuple[int, Mapping[str, float]]]:
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [(row["step"], row["metrics"]) for row in rows if "metrics" in row]
+
+
+def questions(folder: Path) -> str:
+    path = folder / "questions.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(40)))
+    return str(path)
+
+
+# What a plugin needs to be checked, beyond its defaults, for each way in which it is checked.
+SPECIAL: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
+    "algorithm:grpo": lambda folder: [
+        {},
+        {"options": {"scale": "none", "aggregation": "seq_mean_token_sum_norm"}},
+        {"options": {"kl_coef": 0.1, "kl_kind": "k3+", "entropy_coef": 0.01, "aggregation": "seq_mean_token_mean"}},
+        {"options": {"clip_high": 0.3, "dual_clip": 3.0, "aggregation": "token_sum"}},
+    ],
+    "algorithm:ppo": lambda folder: [
+        {},
+        {"options": {"kl_reward_coef": 0.1, "kl_control": "horizon", "kl_coef": 0.1, "value_clip": None}},
+        {"options": {"kl_reward_coef": 0.1, "kl_control": "ratio", "group_size": 4, "whiten": False, "gamma": 0.9}},
+    ],
+    "backend:torch": lambda folder: [
+        {"options": {"learning_rate": 1e-3}},
+        {"options": {"learning_rate": 1e-3, "share_prompts": False, "activation_checkpointing": True}},
+        {"options": {"learning_rate": 1e-2, "lora": {"rank": 4}}},
+    ],
+    "rollout:native": lambda folder: [{}, {"options": {"decoder": "plain", "max_batch": 3, "min_batch": 1}}],
+    "environment:arithmetic": lambda folder: [{}, {"options": {"chat": False, "operations": ["subtract", "divide"]}}],
+    "environment:jsonl": lambda folder: [{"options": {"path": questions(folder)}}],
+    "environment:reasoning_gym": lambda folder: [{"options": {"task": "chain_sum"}, "num_tasks": 8}],
+    "compressor:none": lambda folder: [{"tolerance": 0.0}],
+    "tracker:jsonl": lambda folder: [{"directory": folder, "read": rows_of_jsonl}],
+    "tracker:wandb": lambda folder: [{"directory": folder, "options": {"mode": "offline"}}],
+    "extension:overlong_penalty": lambda folder: [{"directory": folder, "options": {"buffer": 2}}],
+}
+
+
+@pytest.mark.parametrize("plugin", ENTRIES)
+def test_a_built_in_plugin_keeps_the_promises_of_its_kind(plugin: str, tmp_path: Path) -> None:
+    kind, _, name = plugin.partition(":")
+    missing = [package for package in needs(name) if not is_there(package)]
+    if missing:
+        pytest.skip(f"the package {missing[0]} is not installed")
+    default = [{"directory": tmp_path}] if kind in ("tracker", "extension") else [{}]
+    for arguments in SPECIAL[plugin](tmp_path) if plugin in SPECIAL else default:
+        report = CHECKS[kind](name, **arguments)
+        assert report.passed
+        for check, reason in report.skipped.items():
+            assert reason, check
+    if kind == "device" and report.skipped:
+        pytest.skip("; ".join(sorted(set(report.skipped.values()))))
+
+
+def needs(name: str) -> list[str]:
+    """The optional packages that a plugin is named after."""
+    packages = {package for found in extras_of("rollstock").values() for package in found}
+    return sorted(packages & {normalise(name)})
+
+
+def is_there(distribution: str) -> bool:
+    return bool(importlib.util.find_spec(distribution.replace("-", "_")))
+
+
+def test_every_kind_has_a_kit() -> None:
+    assert set(CHECKS) == set(KINDS)
+    assert len(ENTRIES) >= 20
