@@ -66,7 +66,8 @@ class RunDirectory:
         try:
             occupants = run.occupants()
             if occupants:
-                run._clear(occupants, overwrite)
+                run._refuse(occupants, overwrite=overwrite)
+                run._clear()
             for folder in (run.rollouts, run.checkpoints, run.logs):
                 folder.mkdir()
         except BaseException:
@@ -112,7 +113,14 @@ class RunDirectory:
         steps = self.checkpoint_steps()
         return f"a run with a checkpoint of step {steps[-1]}" if steps else "a run without a checkpoint"
 
-    def _clear(self, occupants: list[str], overwrite: bool) -> None:
+    def check_free(self) -> None:
+        """Raise `OccupiedError`, as `create` would, if a new run cannot begin here; changes nothing."""
+        if self.path.is_dir() and self.occupants():
+            self._refuse(self.occupants(), overwrite=False)
+        elif self.path.exists() and not self.path.is_dir():
+            raise OccupiedError(f"the run directory {self.path} is a file; choose another with run.directory=DIR")
+
+    def _refuse(self, occupants: list[str], *, overwrite: bool) -> None:
         if not self.is_run():
             shown = ", ".join(occupants[:3]) + (", ..." if len(occupants) > 3 else "")
             raise OccupiedError(
@@ -125,6 +133,8 @@ class RunDirectory:
                 f"the directory {self.path} already holds {self.describe()}. Ways out: {resume}"
                 "write elsewhere: run.directory=DIR; or throw it away and start anew: --overwrite"
             )
+
+    def _clear(self) -> None:
         _log.warning("overwriting %s, which held %s", self.path, self.describe())
         for name in _OWN_NAMES:
             path = self.path / name

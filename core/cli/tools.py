@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 
 from rollstock.cli.output import Output
+from rollstock.errors import UserError
 
 
 def report(options: argparse.Namespace, output: Output) -> int:
@@ -16,3 +18,27 @@ def report(options: argparse.Namespace, output: Output) -> int:
         output.json({"path": str(path)})
     output.line(f"wrote {path}")
     return 0
+
+
+def doctor(options: argparse.Namespace, output: Output) -> int:
+    """Look at machine, packages and plugins, and at a config; exit code 2 if something will fail."""
+    from rollstock.cli.runs import prepare_environment
+    from rollstock.config import load_config
+    from rollstock.doctor import diagnose
+
+    prepare_environment()
+    config = None if options.config is None else load_config(options.config, options.overrides)
+    findings = diagnose(config)
+    if output.as_json:
+        output.json({"findings": [dataclasses.asdict(finding) for finding in findings]})
+    marks = {"error": "ERROR", "warning": "warning", "info": "info", "ok": "ok"}
+    rows = [
+        (
+            marks[finding.severity],
+            finding.subject,
+            finding.message + (f" -> {finding.advice}" if finding.advice else ""),
+        )
+        for finding in findings
+    ]
+    output.table(("", "SUBJECT", "FINDING"), rows)
+    return UserError.exit_code if any(finding.is_bad for finding in findings) else 0
