@@ -6,6 +6,7 @@ checking and making plugins is left to `rollstock.manager`.
 
 from __future__ import annotations
 
+from abc import ABC
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar, get_args, get_origin
 
@@ -24,7 +25,7 @@ class NoOptions:
     """The config of a plugin that has no options: what a plugin class that gives none is taken to mean."""
 
 
-class Plugin(Generic[C]):
+class Plugin(ABC, Generic[C]):
     """One named piece of a run, made from its options: `X(config)`.
 
     A kind's interface is `class Algorithm(Plugin[C])`, a plugin `class GRPO(Algorithm[GRPOConfig])`, where `GRPOConfig`
