@@ -1,7 +1,7 @@
 """Turn a GGUF file into a directory in Hugging Face format, which the backends and rollouts of this folder load.
 
-For people whose model comes as GGUF: `python -m rollstock.backends.gguf FILE DIRECTORY`, once. Quantised weights come out as
-float32 numbers with the rounding that they went in with; training starts from these. Needs the `gguf` package.
+For people whose model comes as GGUF: `python -m rollstock.backends.gguf FILE DIRECTORY`, once. Quantised weights come
+out as float32 numbers with the rounding that they went in with; training starts from these. Needs the `gguf` package.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def convert_gguf(source: Path, target: Path) -> None:
 
 
 def _clean(loaded: PreTrainedModel) -> PreTrainedModel:
-    """The same weights in a model made from its config alone: transformers marks its own as quantised and refuses to save it."""
+    """The same weights in a model made from its config alone: transformers marks its own as quantised and refuses to
+    save it."""
     from transformers import AutoModelForCausalLM
 
     settings = {k: v for k, v in loaded.config.to_dict().items() if k not in ("quantization_config", "_name_or_path")}
@@ -61,7 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit code, 2 for wrong input."""
     parser = argparse.ArgumentParser(prog="python -m rollstock.backends.gguf", description=__doc__.splitlines()[0])
     parser.add_argument("source", type=Path, metavar="FILE", help="the GGUF file")
-    parser.add_argument("target", type=Path, metavar="DIRECTORY", help="a new directory for the model and its tokenizer")
+    parser.add_argument(
+        "target", type=Path, metavar="DIRECTORY", help="a new directory for the model and its tokenizer"
+    )
     given = parser.parse_args(arguments)
     try:
         convert_gguf(given.source.expanduser(), given.target.expanduser())

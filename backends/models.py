@@ -1,8 +1,8 @@
 """Making the transformers models that a backend trains and the native rollout generates with.
 
-For the backends and rollouts of this folder. A model is read from a local directory as data (safetensors and JSON, never
-pickles, never code) or drawn at random from a config block; either way it comes in float32, without dropout, on the CPU.
-Tokenizers are left to the core, devices and attention to the caller.
+For the backends and rollouts of this folder. A model is read from a local directory as data (safetensors and JSON,
+never pickles, never code) or drawn at random from a config block; either way it comes in float32, without dropout, on
+the CPU. Tokenizers are left to the core, devices and attention to the caller.
 """
 
 from __future__ import annotations
@@ -39,15 +39,19 @@ def build_model(spec: ModelSpec) -> PreTrainedModel:
     elif spec.config:
         model = _from_config(model_config(spec), spec.seed)
     else:
-        raise UserError("model: give `path` (a directory in Hugging Face format) or `config` (a block with `model_type`)")
+        raise UserError(
+            "model: give `path` (a directory in Hugging Face format) or `config` (a block with `model_type`)"
+        )
     _make_deterministic(model)
-    return model.train()
+    model.train()
+    return model
 
 
 def model_config(spec: ModelSpec) -> PretrainedConfig:
     """The transformers config that `spec.config` describes, with the tokenizer's ids where the block names none.
 
-    Raises UserError for an unknown `model_type`, an unknown key (with the nearest valid one) and a value that the type refuses.
+    Raises UserError for an unknown `model_type`, an unknown key (with the nearest valid one) and a value that the
+    type refuses.
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -102,9 +106,13 @@ def _from_config(config: PretrainedConfig, seed: int) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, trust_remote_code=False
+            )
         except Exception as error:  # not a causal model, or sizes that only the layers refuse
-            raise UserError(f"model.config: no causal model can be made of this {config.model_type} config: {error}") from error
+            raise UserError(
+                f"model.config: no causal model can be made of this {config.model_type} config: {error}"
+            ) from error
     return model
 
 
@@ -113,7 +121,7 @@ def _from_path(path: Path, spec: ModelSpec) -> PreTrainedModel:
 
     _check_directory(path)
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=torch.float32,
             local_files_only=True,
@@ -123,13 +131,13 @@ def _from_path(path: Path, spec: ModelSpec) -> PreTrainedModel:
         )
     except Exception as error:  # broken files, unknown types and remote code all arrive as different classes
         raise UserError(f"model.path: transformers cannot load {path} as a causal language model: {error}") from error
-    missing = sorted(report["missing_keys"])
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
     if spec.head == "value":  # the language-model head is thrown away, so a reward model without one is welcome
         missing = [name for name in missing if not name.startswith("lm_head.")]
     if missing:
         raise UserError(f"model.path: {path} lacks {len(missing)} of the model's weights, the first is {missing[0]!r}")
-    loaded: PreTrainedModel = model
-    return loaded
+    return model
 
 
 def _check_directory(path: Path) -> None:
@@ -140,7 +148,9 @@ def _check_directory(path: Path) -> None:
         )
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
-        raise UserError(f"model.path: {path} {what}; expected a local directory in Hugging Face format (nothing is downloaded)")
+        raise UserError(
+            f"model.path: {path} {what}; expected a local directory in Hugging Face format (nothing is downloaded)"
+        )
     if not (path / "config.json").is_file():
         raise UserError(f"model.path: {path} has no config.json, so it is no model in Hugging Face format")
     if not any(path.glob("*.safetensors")):
@@ -150,9 +160,11 @@ def _check_directory(path: Path) -> None:
 
 
 def _make_deterministic(model: nn.Module) -> None:
-    """Take out what makes the trainer's log-probs differ from the sampler's: dropout, router noise, special padding rows.
+    """Take out what makes the trainer's log-probs differ from the sampler's: dropout, router noise, special padding
+    rows.
 
-    An embedding's `padding_idx` would withhold gradient from every token with the padding id, although pad == eos is normal.
+    An embedding's `padding_idx` would withhold gradient from every token with the padding id, although pad == eos is
+    normal.
     """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -165,7 +177,8 @@ def _make_deterministic(model: nn.Module) -> None:
 
 
 def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and saved buffers under their transformers names, in the model's order; tied ones once, by the first name."""
+    """Parameters and saved buffers under their transformers names, in the model's order; tied ones once, by the first
+    name."""
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:

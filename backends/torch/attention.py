@@ -1,8 +1,9 @@
 """Attention over a packed stream, as an attention function of transformers.
 
-For the network of this backend. One scaled-dot-product call covers many segments of similar length (see `layout`), instead of
-a block-diagonal mask over the whole stream, which costs the square of it. Any transformers model whose layers ask the
-attention interface works: grouped queries, sliding and chunked windows, logit soft-caps and attention sinks included.
+For the network of this backend. One scaled-dot-product call covers many segments of similar length (see `layout`),
+instead of a block-diagonal mask over the whole stream, which costs the square of it. Any transformers model whose
+layers ask the attention interface works: grouped queries, sliding and chunked windows, logit soft-caps and attention
+sinks included.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ def register() -> None:
 
 
 def position_mask(*, q_length: int, kv_length: int, attention_mask: Tensor | None = None, **rule: Any) -> Tensor | None:
-    """Who may see whom within one sequence of `kv_length` positions: [1, 1, M, M] bool, or None for plain causal attention.
+    """Who may see whom within one sequence of `kv_length` positions: [1, 1, M, M] bool, or None for plain causal
+    attention.
 
-    The mask is one over positions, not over the stream: each call cuts its part out of it. `kv_length` is the length of the
-    longest sequence, because the network passes a mask of that length.
+    The mask is one over positions, not over the stream: each call cuts its part out of it. `kv_length` is the length
+    of the longest sequence, because the network passes a mask of that length.
     """
     from transformers.masking_utils import sdpa_mask
 
@@ -53,51 +55,100 @@ def packed_attention(
     s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function: query [1, H, L, D], key and value [1, K, L, D] to [1, L, H, D]. `attention_mask`: `position_mask`'s.
+    """The attention function: query [1, H, L, D], key and value [1, K, L, D] to [1, L, H, D]. `attention_mask`:
+    `position_mask`'s.
 
     Raises RuntimeError if the model did not hand the layout on, or passes a learned bias, which has no place here.
     """
     layout = options.get(LAYOUT)
     if not isinstance(layout, Layout):
-        raise RuntimeError(f"{type(module).__name__} got no packed layout: the model does not pass keyword arguments on")
+        raise RuntimeError(
+            f"{type(module).__name__} got no packed layout: the model does not pass keyword arguments on"
+        )
     if options.get("position_bias") is not None:
         raise RuntimeError(f"{type(module).__name__} adds a position bias, which packed attention does not know")
-    queries = _split(query, layout.queries, [(call.size, call.width) for call in layout.calls])
-    shapes = [(call.size, call.prefix + call.width) for call in layout.calls]
-    keys = _split(key, layout.keys, shapes)
-    values = _split(value, layout.keys, shapes)
+    queries, keys, values = (_by_call(states, layout) for states in (query, key, value))
+    keys, values = _with_prefix(keys, layout), _with_prefix(values, layout)
     outputs = [
-        _attend(q, k, v, _visible(call, attention_mask, q), scaling=scaling, softcap=softcap, sinks=s_aux)
+        _attend(q, k, v, _visible(call, attention_mask), scaling=scaling, softcap=softcap, sinks=s_aux)
         for call, q, k, v in zip(layout.calls, queries, keys, values, strict=True)
     ]
-    rows = [out.transpose(1, 2).flatten(0, 1) for out in outputs]
+    rows = [output.transpose(1, 2).flatten(0, 1) for output in outputs]
     stream = rows[0] if len(rows) == 1 else torch.cat(rows)
-    if layout.restore is not None:
-        stream = stream.index_select(0, layout.restore)
+    if layout.rows is not None and layout.places is not None:
+        stream = _FromRows.apply(stream, layout.rows, layout.places)  # type: ignore[no-untyped-call]  # torch's own
     return stream.unsqueeze(0), None
 
 
-def _split(states: Tensor, index: Tensor | None, shapes: list[tuple[int, int]]) -> list[Tensor]:
-    """[1, H, L, D] to one [n, H, width, D] a call."""
+def _by_call(states: Tensor, layout: Layout) -> list[Tensor]:
+    """[1, H, L, D] to one [size, H, width, D] a call."""
     stream = states[0].transpose(0, 1)
-    if index is not None:
-        stream = stream.index_select(0, index)
-    parts = stream.split([size * width for size, width in shapes])
-    return [part.unflatten(0, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
+    if layout.rows is not None and layout.places is not None:
+        stream = _ToRows.apply(stream, layout.rows, layout.places)  # type: ignore[no-untyped-call]  # torch's own
+    parts = stream.split([call.size * call.width for call in layout.calls])
+    return [
+        part.unflatten(0, (call.size, call.width)).transpose(1, 2)
+        for part, call in zip(parts, layout.calls, strict=True)
+    ]
 
 
-def _visible(call: Call, mask: Tensor | None, like: Tensor) -> Tensor | None:
+class _ToRows(torch.autograd.Function):
+    """Stream to rows. A gradient comes from each token's one real row: padded rows are seen by nothing and have
+    none."""
+
+    @staticmethod
+    def forward(ctx: Any, stream: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        return stream.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (places,) = ctx.saved_tensors
+        return gradient.index_select(0, places), None, None
+
+
+class _FromRows(torch.autograd.Function):
+    """Rows to stream: padded rows are dropped, and get the gradient 0."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_of: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.num_rows = len(rows)
+        return rows_of.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (places,) = ctx.saved_tensors
+        spread = gradient.new_zeros((ctx.num_rows, *gradient.shape[1:]))
+        return spread.index_copy_(0, places, gradient), None, None
+
+
+def _with_prefix(states: list[Tensor], layout: Layout) -> list[Tensor]:
+    """Keys or values by call, with those of a shared prompt before each segment's own."""
+    single: dict[int, tuple[Tensor, ...]] = {}
+    result: list[Tensor] = []
+    for call, own in zip(layout.calls, states, strict=True):
+        prefix = call.prefix
+        if prefix is None:
+            result.append(own)
+            continue
+        if prefix.call not in single:
+            single[prefix.call] = states[prefix.call].unbind()
+        shared = single[prefix.call][prefix.row][:, : prefix.length]
+        result.append(torch.cat([shared.expand(call.size, *shared.shape), own], dim=2))
+    return result
+
+
+def _visible(call: Call, mask: Tensor | None) -> Tensor | None:
     """[width, prefix + width] bool: the keys that each query of a call may see; None where that is plain causal.
 
     Padded queries and keys stand to the right, so that the causal rule alone keeps real queries from seeing them.
     """
-    end = call.prefix + call.width
     if mask is None:
-        if call.prefix == 0:
-            return None
-        return torch.ones(call.width, end, dtype=torch.bool, device=like.device).tril(call.prefix)
-    whole = mask[0, 0]
-    return whole[call.prefix : end, :end]
+        return call.visible
+    start = call.prefix.length if call.prefix else 0
+    end = start + call.width
+    return mask[0, 0, start:end, :end]
 
 
 def _attend(
@@ -133,7 +184,8 @@ def _attend_plainly(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attention spelled out, for what the fused kernels lack: soft-capped logits, and a learned logit [H] that takes up weight."""
+    """Attention spelled out, for what the fused kernels lack: soft-capped logits, and a learned logit [H] that takes
+    up weight."""
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)

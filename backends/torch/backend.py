@@ -1,8 +1,8 @@
 """The torch backend: one transformers model in one process, trained by AdamW.
 
-For runs that fit one device. Sequences are packed without padding, prompts that a group shares are computed once, logits exist
-only where there is loss, and master weights stay float32 whatever the products run in. Several processes are left to other
-backends, cutting batches to the scheduler.
+For runs that fit one device. Sequences are packed without padding, prompts that a group shares are computed once,
+logits exist only where there is loss, and master weights stay float32 whatever the products run in. Several processes
+are left to other backends, cutting batches to the scheduler.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class TorchBackend(Backend[TorchConfig]):
 
     _network: Network
     _optimizer: Optimizer | None
-    _device: Device
+    _device: Device[Any]
 
-    def setup(self, model: ModelSpec, device: Device, *, trainable: bool, total_updates: int) -> None:
+    def setup(self, model: ModelSpec, device: Device[Any], *, trainable: bool, total_updates: int) -> None:
         """See `Backend.setup`. A model that gives other results packed than alone is refused here."""
         self._device = device
         built = build_model(model)
         if trainable and self.config.lora.rank:
             lora.add_adapters(built, self.config.lora, derive_seed(model.seed, "lora"))
-        network = Network(
-            built, value_head=model.head == "value", logits_bytes=self.config.logits_memory_mib << 20
-        ).to(device.torch_device())
+        network = Network(built, value_head=model.head == "value", logits_bytes=self.config.logits_memory_mib << 20).to(
+            device.torch_device()
+        )
         check_network(network, share_prompts=self.config.share_prompts)
         if not trainable:
             network.requires_grad_(False)
@@ -168,9 +168,7 @@ class TorchBackend(Backend[TorchConfig]):
                 layout.to(device), names, index.to(device), targets.to(device), temperature if temperature > 0 else 1.0
             )
         chosen = chosen.to(device)
-        return {
-            name: value.new_zeros(batch.num_tokens).index_put((chosen,), value) for name, value in found.items()
-        }
+        return {name: value.new_zeros(batch.num_tokens).index_put((chosen,), value) for name, value in found.items()}
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return self._device.autocast(_DTYPES[self.config.compute_dtype])

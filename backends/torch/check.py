@@ -1,8 +1,8 @@
 """Whether a model computes in a packed stream what it computes alone: found out by asking it, when it is built.
 
-For the torch backend. transformers has hundreds of architectures, some of which carry state along the stream (recurrent and
-convolutional layers), or scale their logits in ways of their own. Rather than a list of names, one small forward pass against
-the model's own attention, one sequence at a time, decides.
+For the torch backend. transformers has hundreds of architectures, some of which carry state along the stream
+(recurrent and convolutional layers), or scale their logits in ways of their own. Rather than a list of names, one
+small forward pass against the model's own attention, one sequence at a time, decides.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RESPONSES = (4, 6, 2)
 def check_network(network: Network, *, share_prompts: bool) -> None:
     """Compare packed with alone, and set `network.plain_head`. Raises UserError if the model cannot be packed."""
     model = network.model
-    batch = _probe(model.get_input_embeddings().weight.shape[0])
+    batch = _probe(network.vocabulary)
     layout = make_layout(batch, share_prompts=share_prompts).to(model.device)
     try:
         packed = network.hidden(layout)[layout.predicts]
@@ -42,8 +42,8 @@ def check_network(network: Network, *, share_prompts: bool) -> None:
 
 def _refusal(model: PreTrainedModel, reason: str) -> str:
     return (
-        f"model: {type(model).__name__} cannot be trained in packed form: {reason}. Architectures whose attention goes through "
-        "transformers' attention interface, without recurrent layers, can"
+        f"model: {type(model).__name__} cannot be trained in packed form: {reason}. Architectures whose attention goes "
+        "through transformers' attention interface, without recurrent layers, can"
     )
 
 
@@ -69,7 +69,8 @@ def _probe(vocabulary: int) -> Batch:
 
 
 def _alone(network: Network, batch: Batch) -> Tensor:
-    """Hidden states of the tokens before each response token, with the model's own attention, one sequence after the other."""
+    """Hidden states of the tokens before each response token, with the model's own attention, one sequence after the
+    other."""
     model = network.model
     hidden: list[Tensor] = []
     model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")

@@ -15,7 +15,9 @@ class LoRAConfig:
 
     rank: int = option(0, "rank of the adapters; 0 trains all weights", minimum=0)
     alpha: float = option(16.0, "the adapters' output is scaled by alpha / rank", minimum=0)
-    targets: list[str] = option([], "last names of the modules that get an adapter (q_proj, ...); none: every linear layer")
+    targets: list[str] = option(
+        [], "last names of the modules that get an adapter (q_proj, ...); none: every linear layer"
+    )
 
 
 @dataclass(kw_only=True)
@@ -25,7 +27,9 @@ class TorchConfig:
     learning_rate: float = option(1e-6, "peak learning rate", minimum=0)
     schedule: Schedule = option("constant", "how the learning rate falls after the warm-up: constant, linear or cosine")
     warmup_updates: int = option(0, "optimizer updates over which the learning rate rises", minimum=0)
-    warmup_ratio: float = option(0.0, "the same as a share of the run's updates, if warmup_updates is 0", minimum=0, maximum=1)
+    warmup_ratio: float = option(
+        0.0, "the same as a share of the run's updates, if warmup_updates is 0", minimum=0, maximum=1
+    )
     min_lr_ratio: float = option(0.0, "where the schedule ends, as a share of learning_rate", minimum=0, maximum=1)
     beta1: float = option(0.9, "AdamW: decay of the mean of gradients", minimum=0, maximum=1)
     beta2: float = option(0.999, "AdamW: decay of the mean of squared gradients", minimum=0, maximum=1)
@@ -36,6 +40,10 @@ class TorchConfig:
         "float32", "type of matrix products; the weights that the optimizer changes stay float32"
     )
     share_prompts: bool = option(True, "compute a prompt that several responses of a micro-batch share only once")
-    activation_checkpointing: bool = option(False, "keep only each layer's input, and compute the layer again in the backward pass")
-    logits_memory_mib: int = option(512, "logits beyond this are computed in parts, each again in the backward pass", minimum=1)
+    activation_checkpointing: bool = option(
+        False, "keep only each layer's input, and compute the layer again in the backward pass"
+    )
+    logits_memory_mib: int = option(
+        512, "logits beyond this are computed in parts, each again in the backward pass", minimum=1
+    )
     lora: LoRAConfig = option(LoRAConfig(), "low-rank adapters")

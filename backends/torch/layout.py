@@ -1,14 +1,14 @@
 """How a batch becomes one stream of tokens without padding, and which attention calls cover it.
 
-For the network, which reads the stream, and the attention function, which reads the plan. A trajectory is one segment of the
-stream, or, where prompts are shared, its response is: the prompt of a group then stands in the stream once, and every response
-of the group attends to it and to itself. Which tensor operations run is left to `attention`.
+For the network, which reads the stream, and the attention function, which reads the plan. A trajectory is one segment
+of the stream, or, where prompts are shared, its response is: the prompt of a group then stands in the stream once,
+and every response of the group attends to it and to itself. Which tensor operations run is left to `attention`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,26 +16,39 @@ from torch import Tensor
 from rollstock import Batch
 
 _FILL = 0.75
-"""A segment joins a call only if it fills this share of the call's width; the rest of its row is computed for nothing."""
+"""The share of a call's width that each segment in it fills; the rest of its row is computed for nothing."""
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Keys that every query of a call may see: the first `length` rows of segment `row` in an earlier call."""
+
+    call: int
+    row: int
+    length: int
 
 
 @dataclass(frozen=True)
 class Call:
-    """One attention call: n query segments padded to `width`, each over `prefix` shared tokens and itself."""
+    """One attention call: `size` segments padded to `width` on the right, each over itself and what they share.
+
+    visible [width, prefix + width] bool: the causal rule with a prefix; None without one, where kernels know the rule.
+    """
 
     size: int
     width: int
-    prefix: int
+    prefix: Prefix | None
+    visible: Tensor | None
 
 
 @dataclass(frozen=True)
 class Layout:
     """L tokens of one stream, and where things are in it.
 
-    tokens, positions [L] int64: ids, and each token's place in its own sequence. longest: tokens of the longest sequence.
-    predicts [N]: for each flat response token of the batch, the stream index of the token before it, whose output predicts it.
-    queries, keys: for all calls together, the stream index of each (padded) row; None: the stream as it is.
-    restore [L]: for each stream token its row among the calls' outputs; None: they are in stream order.
+    tokens, positions [L] int64: ids, and each token's place in its own sequence. longest: tokens of the longest
+    sequence. predicts [N]: for each flat response token of the batch, the stream index of the token before it, which
+    predicts it. rows [R]: the stream index of each row of the calls, one call after the other; None: the rows are the
+    stream. places [L]: for each stream token its row, the inverse of `rows` (padding aside); None with it.
     """
 
     tokens: Tensor
@@ -43,15 +56,21 @@ class Layout:
     predicts: Tensor
     longest: int
     calls: tuple[Call, ...]
-    queries: Tensor | None
-    keys: Tensor | None
-    restore: Tensor | None
+    rows: Tensor | None
+    places: Tensor | None
 
     def to(self, device: torch.device | str) -> Layout:
         """The same layout with its tensors on `device`."""
-        moved = (None if t is None else t.to(device) for t in (self.queries, self.keys, self.restore))
         return Layout(
-            self.tokens.to(device), self.positions.to(device), self.predicts.to(device), self.longest, self.calls, *moved
+            tokens=self.tokens.to(device),
+            positions=self.positions.to(device),
+            predicts=self.predicts.to(device),
+            longest=self.longest,
+            calls=tuple(
+                call if call.visible is None else replace(call, visible=call.visible.to(device)) for call in self.calls
+            ),
+            rows=None if self.rows is None else self.rows.to(device),
+            places=None if self.places is None else self.places.to(device),
         )
 
 
@@ -70,7 +89,8 @@ class _Segment:
 
 
 def make_layout(batch: Batch, *, share_prompts: bool) -> Layout:
-    """Lay out prompt and response of every trajectory. Raises ValueError for an empty prompt: nothing predicts its first token.
+    """Lay out prompt and response of every trajectory. Raises ValueError for an empty prompt: nothing predicts its
+    first token.
 
     share_prompts: trajectories with equal prompt tokens share them; the outputs are the same to rounding.
     """
@@ -78,7 +98,7 @@ def make_layout(batch: Batch, *, share_prompts: bool) -> Layout:
         raise ValueError("a trajectory with an empty prompt has no token that predicts its first one")
     families = _families(batch, share_prompts)
     segments, own = _place(batch, families)
-    rows = _Rows(segments)
+    calls, rows, places = _gather(segments)
     lengths = batch.lengths.tolist()
     before = [_before(own[i], len(batch.prompts[i]), n) for i, n in enumerate(lengths)]
     return Layout(
@@ -86,22 +106,25 @@ def make_layout(batch: Batch, *, share_prompts: bool) -> Layout:
         positions=_cat(torch.arange(s.offset, s.offset + s.length) for s in segments),
         predicts=_cat(before),
         longest=max((len(p) + n for p, n in zip(batch.prompts, lengths, strict=True)), default=0),
-        calls=rows.calls,
-        queries=rows.queries,
-        keys=rows.keys,
-        restore=rows.restore,
+        calls=calls,
+        rows=rows,
+        places=places,
     )
 
 
 def _families(batch: Batch, share_prompts: bool) -> list[list[int]]:
-    """Trajectories that share a prompt, shortest response first; families in the order of their first member."""
-    if not share_prompts:
-        return [[i] for i in range(len(batch))]
+    """Trajectories that share a prompt, shortest response first; families in ascending length of their first member.
+
+    That is the order in which calls take them, so that with equal lengths the stream need not be rearranged.
+    """
     lengths = batch.lengths.tolist()
+    if not share_prompts:
+        return [[i] for i in sorted(range(len(batch)), key=lambda i: len(batch.prompts[i]) + lengths[i])]
     found: dict[tuple[int, ...], list[int]] = {}
     for i, prompt in enumerate(batch.prompts):
         found.setdefault(tuple(prompt.tolist()), []).append(i)
-    return [sorted(members, key=lambda i: lengths[i]) for members in found.values()]
+    members = [sorted(family, key=lambda i: lengths[i]) for family in found.values()]
+    return sorted(members, key=lambda family: len(batch.prompts[family[0]]) + (len(family) == 1) * lengths[family[0]])
 
 
 def _place(batch: Batch, families: list[list[int]]) -> tuple[list[_Segment], dict[int, _Segment]]:
@@ -118,12 +141,14 @@ def _place(batch: Batch, families: list[list[int]]) -> tuple[list[_Segment], dic
         segments.append(segment)
         return segment
 
+    parents: list[tuple[list[int], _Segment]] = []
     for members in families:
         prompt = len(batch.prompts[members[0]])
         if len(members) == 1:
             own[members[0]] = add(prompt + lengths[members[0]])
-            continue
-        parent = add(prompt)
+        else:
+            parents.append((members, add(prompt)))
+    for members, parent in parents:
         own.update((i, add(lengths[i], parent)) for i in members)
     return segments, own
 
@@ -138,8 +163,14 @@ def _before(own: _Segment, prompt: int, length: int) -> Tensor:
 
 
 def _tokens(batch: Batch, families: list[list[int]]) -> Tensor:
+    """The ids in the order of `_place`."""
     responses = batch.flat("response").split(batch.lengths.tolist())
-    return _cat(part for members in families for part in (batch.prompts[members[0]], *(responses[i] for i in members)))
+    first: list[Tensor] = []
+    second: list[Tensor] = []
+    for members in families:
+        first.append(batch.prompts[members[0]])
+        (first if len(members) == 1 else second).extend(responses[i] for i in members)
+    return _cat([*first, *second])
 
 
 def _cat(parts: Iterable[Tensor]) -> Tensor:
@@ -147,50 +178,52 @@ def _cat(parts: Iterable[Tensor]) -> Tensor:
     return torch.cat(listed) if listed else torch.zeros(0, dtype=torch.int64)
 
 
-class _Rows:
-    """Segments gathered into calls of similar length: those with a prefix per parent, the others all together."""
+def _gather(segments: Sequence[_Segment]) -> tuple[tuple[Call, ...], Tensor | None, Tensor | None]:
+    """Put segments of similar length into calls; returns these, and `rows` and `places` of the layout."""
+    calls: list[Call] = []
+    rows: list[Tensor] = []
+    places = torch.empty(sum(s.length for s in segments), dtype=torch.int64)
+    found: dict[int, tuple[int, int]] = {}  # start of a segment: its call, and its row there
+    row = 0
+    for members in _similar(segments):
+        width = max(s.length for s in members)
+        for i, segment in enumerate(members):
+            found[segment.start] = (len(calls), i)
+            places[segment.start : segment.start + segment.length] = torch.arange(row, row + segment.length)
+            row += width
+            # Padded rows read the segment's last token: any would do, since no real query sees them.
+            rows.append(segment.start + torch.arange(width).clamp(max=segment.length - 1))
+        calls.append(_call(members, width, found))
+    index = _cat(rows)
+    if len(index) == len(places) and torch.equal(index, torch.arange(len(index))):
+        return tuple(calls), None, None
+    return tuple(calls), index, places
 
-    def __init__(self, segments: Sequence[_Segment]) -> None:
-        calls: list[Call] = []
-        queries: list[Tensor] = []
-        keys: list[Tensor] = []
-        restore = torch.empty(sum(s.length for s in segments), dtype=torch.int64)
-        row = 0
-        for members in self._gather(segments):
-            width = max(s.length for s in members)
-            parent = members[0].parent
-            prefix = torch.arange(parent.start, parent.start + parent.length) if parent else None
-            for segment in members:
-                restore[segment.start : segment.start + segment.length] = torch.arange(row, row + segment.length)
-                row += width
-                # Padded rows read the segment's last token: any would do, their outputs are dropped and no real query sees them.
-                index = segment.start + torch.arange(width).clamp(max=segment.length - 1)
-                queries.append(index)
-                keys.append(index if prefix is None else torch.cat([prefix, index]))
-            calls.append(Call(len(members), width, parent.length if parent else 0))
-        self.calls = tuple(calls)
-        self.queries = _unless_identity(_cat(queries), len(restore))
-        self.keys = _unless_identity(_cat(keys), len(restore))
-        self.restore = _unless_identity(restore, row)
 
-    @staticmethod
-    def _gather(segments: Sequence[_Segment]) -> list[list[_Segment]]:
-        """Sorted by parent and length, cut where a segment would leave too much of its row empty."""
-        groups: dict[int, list[_Segment]] = {}
-        for segment in segments:
-            if segment.length:
-                groups.setdefault(segment.parent.start if segment.parent else -1, []).append(segment)
-        cut: list[list[_Segment]] = []
-        for group in groups.values():
-            current: list[_Segment] = []
-            for segment in sorted(group, key=lambda s: s.length):
-                if current and current[0].length < _FILL * segment.length:
-                    cut.append(current)
-                    current = []
-                current.append(segment)
+def _call(members: Sequence[_Segment], width: int, found: dict[int, tuple[int, int]]) -> Call:
+    parent = members[0].parent
+    if parent is None:
+        return Call(len(members), width, None, None)
+    call, row = found[parent.start]
+    visible = torch.ones(width, parent.length + width, dtype=torch.bool).tril(parent.length)
+    return Call(len(members), width, Prefix(call, row, parent.length), visible)
+
+
+def _similar(segments: Sequence[_Segment]) -> list[list[_Segment]]:
+    """Segments with one parent in ascending length, cut where one would leave too much of its row empty; parents
+    first."""
+    groups: dict[int, list[_Segment]] = {-1: []}
+    for segment in segments:
+        if segment.length:
+            groups.setdefault(segment.parent.start if segment.parent else -1, []).append(segment)
+    cut: list[list[_Segment]] = []
+    for group in groups.values():
+        current: list[_Segment] = []
+        for segment in sorted(group, key=lambda s: s.length):
+            if current and current[0].length < _FILL * segment.length:
+                cut.append(current)
+                current = []
+            current.append(segment)
+        if current:
             cut.append(current)
-        return cut
-
-
-def _unless_identity(index: Tensor, size: int) -> Tensor | None:
-    return None if len(index) == size and torch.equal(index, torch.arange(size)) else index
+    return cut

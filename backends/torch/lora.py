@@ -1,7 +1,8 @@
 """Low-rank adapters (LoRA, arXiv:2106.09685) through peft: put in place, named, and merged for generators and exports.
 
-For the torch backend. Inside the model peft renames what it wraps (`q_proj.base_layer.weight`, `q_proj.lora_A.default.weight`);
-outside, weights keep their transformers names and the adapters are called `lora.q_proj.A` and `lora.q_proj.B`.
+For the torch backend. Inside the model peft renames what it wraps (`q_proj.base_layer.weight`,
+`q_proj.lora_A.default.weight`); outside, weights keep their transformers names and the adapters are called
+`lora.q_proj.A` and `lora.q_proj.B`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rollstock import UserError
+from rollstock import UserError, import_optional
 from rollstock.backends.torch.config import LoRAConfig
 
 if TYPE_CHECKING:
@@ -27,10 +28,7 @@ def add_adapters(model: PreTrainedModel, config: LoRAConfig, seed: int) -> None:
 
     Raises UserError if peft is not installed, or no layer has one of the names in `config.targets`.
     """
-    try:
-        import peft
-    except ImportError as error:
-        raise UserError("backend.lora needs the peft package: pip install 'rollstock[lora]'") from error
+    peft = import_optional("peft", needed_by="backend:torch")
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     settings = peft.LoraConfig(

@@ -1,7 +1,7 @@
 """A transformers model as a backend uses it: packed streams in, log-probs, entropies and values of response tokens out.
 
-For the torch backend, and for whichever shards the same model over processes. Gradients, optimizers and batches that are cut
-into slices are left to them.
+For the torch backend, and for whichever shards the same model over processes. Gradients, optimizers and batches that
+are cut into slices are left to them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Network(nn.Module):
         attention.register()
         if not model._can_set_attn_implementation():
             raise UserError(
-                f"model: {type(model).__name__} has an attention of its own, not transformers' attention interface, so its "
-                "sequences cannot be packed; choose another architecture"
+                f"model: {type(model).__name__} has an attention of its own, not transformers' attention interface, so "
+                "its sequences cannot be packed; choose another architecture"
             )
         model.set_attn_implementation(attention.NAME)
         self.model = model
@@ -49,12 +49,15 @@ class Network(nn.Module):
             _drop_lm_head(model)
         self.logits_bytes = logits_bytes
         self.plain_head = False
-        """Whether the logits are exactly the output embedding of the hidden states, so that they can be computed in parts."""
+        """Whether logits are the output embedding of the hidden states and no more, so that parts can be computed."""
 
-    def forward(self, layout: Layout, outputs: Sequence[str], index: Tensor, targets: Tensor, temperature: float) -> dict[str, Tensor]:
+    def forward(
+        self, layout: Layout, outputs: Sequence[str], index: Tensor, targets: Tensor, temperature: float
+    ) -> dict[str, Tensor]:
         """`outputs` (of `logprobs`, `entropy`, `values`) at the stream positions `index` [N], each [N] float32.
 
-        targets [N]: the tokens whose log-probs are asked for. Raises ValueError for an output that this model has no head for.
+        targets [N]: the tokens whose log-probs are asked for. Raises ValueError for an output that this model has no
+        head for.
         """
         self._check(outputs)
         found: dict[str, Tensor] = {}
@@ -71,6 +74,13 @@ class Network(nn.Module):
         return {name: found[name] for name in outputs}
 
     @property
+    def vocabulary(self) -> int:
+        """How many tokens the model knows."""
+        embedding = self.model.get_input_embeddings()
+        assert isinstance(embedding, nn.Embedding)
+        return embedding.num_embeddings
+
+    @property
     def body(self) -> nn.Module:
         """The transformer without its head."""
         decoder: nn.Module = self.model.get_decoder()
@@ -84,8 +94,8 @@ class Network(nn.Module):
 
     def inputs(self, layout: Layout) -> dict[str, Any]:
         """The keyword arguments of the transformers model for a stream."""
-        # The mask's length tells `position_mask` how long the longest sequence is. Without use_cache=False, transformers
-        # takes the stream for one long sequence, in silence.
+        # The mask's length tells `position_mask` how long the longest sequence is. Without use_cache=False,
+        # transformers takes the stream for one long sequence, in silence.
         return {
             "input_ids": layout.tokens[None],
             "position_ids": layout.positions[None],
@@ -95,7 +105,8 @@ class Network(nn.Module):
         }
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight by name, tied ones once: the model's under their transformers names, the value head's as `value_head.*`."""
+        """Every weight by name, tied ones once: the model's under their transformers names, the value head's as
+        `value_head.*`."""
         yield from named_weights(self.model)
         if self.value_head is not None:
             for name, tensor in self.value_head.state_dict(keep_vars=True).items():
@@ -111,12 +122,11 @@ class Network(nn.Module):
 
     def _score(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         head: Callable[[Tensor], Tensor] = self.model.get_output_embeddings()
-        vocabulary = self.model.get_output_embeddings().weight.shape[0]
 
         def score(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
             return logprobs_and_entropy(head(states), ids, temperature=temperature)
 
-        rows = max(1, self.logits_bytes // (4 * vocabulary))
+        rows = max(1, self.logits_bytes // (4 * self.vocabulary))
         if len(hidden) <= rows:
             return score(hidden, targets)
         parts = [
@@ -134,8 +144,9 @@ class Network(nn.Module):
 
 
 def _value_head(model: PreTrainedModel) -> nn.Linear:
-    """A scalar of the hidden state; it starts at 0, so that a critic's first values say nothing rather than something wrong."""
-    head = nn.Linear(model.get_input_embeddings().weight.shape[1], 1)
+    """A scalar of the hidden state; it starts at 0, so that a critic's first values say nothing rather than something
+    wrong."""
+    head = nn.Linear(model.config.get_text_config().hidden_size, 1)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head

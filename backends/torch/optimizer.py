@@ -1,4 +1,5 @@
-"""The optimizer of the torch backend: AdamW on named parameters, with clipping, a schedule, and a state that is plain tensors."""
+"""The optimizer of the torch backend: AdamW on named parameters, with clipping, a schedule, and a state that is plain
+tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 class Optimizer:
-    """AdamW. Matrices decay, vectors (norms, biases) do not. `updates` counts calls of `step`, skipped ones included."""
+    """AdamW. Matrices decay, vectors (norms, biases) do not. `updates` counts calls of `step`, skipped ones
+    included."""
 
     def __init__(self, parameters: Sequence[tuple[str, nn.Parameter]], config: TorchConfig, total_updates: int) -> None:
         self._named = list(parameters)
@@ -39,7 +41,8 @@ class Optimizer:
         self._adamw.zero_grad(set_to_none=True)
 
     def step(self) -> Metrics:
-        """Clip, and take one step; a gradient that is not finite changes nothing and is counted. The gradients are gone after it.
+        """Clip, and take one step; a gradient that is not finite changes nothing and is counted. The gradients are
+        gone after it.
 
         Returns `grad_norm` (before clipping), `lr` and `skipped_updates`.
         """
@@ -90,16 +93,15 @@ class Optimizer:
     def load(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Take back `tensors` and `values`, to the bit. Raises UserError, naming it, for a tensor that does not fit."""
         states: dict[str, dict[str, Tensor]] = {name: {} for name, _ in self._named}
-        shapes = {name: parameter for name, parameter in self._named}
+        parameters = dict(self._named)
         for full, value in tensors.items():
             name, _, key = full.rpartition("|")
             if name not in states:
                 raise UserError(f"the checkpoint's optimizer has {full!r}, but the model trains no such weight")
-            parameter = shapes[name]
+            parameter = parameters[name]
             if key != "step" and value.shape != parameter.shape:
-                raise UserError(
-                    f"the checkpoint's optimizer has {full!r} of shape {list(value.shape)}, the weight has {list(parameter.shape)}"
-                )
+                found, expected = list(value.shape), list(parameter.shape)
+                raise UserError(f"the checkpoint's optimizer has {full!r} of shape {found}, the weight has {expected}")
             # `step` stays where AdamW keeps it: on the CPU, unless the fused form counts on the device.
             on_device = key != "step" or self._counts_on_device()
             states[name][key] = value.detach().clone().to(parameter.device if on_device else "cpu")

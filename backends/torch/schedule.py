@@ -8,13 +8,12 @@ from typing import Literal, TypeAlias
 Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
 
 
-def rate_factor(
-    update: int, *, schedule: Schedule, warmup_updates: int, total_updates: int, min_ratio: float
-) -> float:
+def rate_factor(update: int, *, schedule: Schedule, warmup_updates: int, total_updates: int, min_ratio: float) -> float:
     """What the learning rate is multiplied with in `update` (counted from 0), between 0 and 1.
 
-    It rises in a line over the first `warmup_updates`, the last of which has the full rate; then it stays (`constant`), or falls
-    in a line or half a cosine to `min_ratio`, which the last of `total_updates` has, and every later one keeps.
+    It rises in a line over the first `warmup_updates`, the last of which has the full rate; then it stays
+    (`constant`), or falls in a line or half a cosine to `min_ratio`, which the last of `total_updates` has, and every
+    later one keeps.
     """
     if update < warmup_updates:
         return (update + 1) / warmup_updates
