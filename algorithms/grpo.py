@@ -15,19 +15,16 @@ from torch import Tensor
 
 from rollstock import Algorithm, Batch, Loss, MicroBatch, RunConfig, hookimpl, option
 from rollstock.algorithms import functional as F
-from rollstock.algorithms.policy_loss import TermOptions, ratio_metrics, term_columns, term_outputs, with_terms
+from rollstock.algorithms.policy_loss import ClipOptions, clipped_loss, term_columns, term_outputs
 
 Scale = Literal["unbiased", "biased", "none"]
 
 
 @dataclass(kw_only=True)
-class GRPOConfig(TermOptions):
+class GRPOConfig(ClipOptions):
     """Options of GRPO."""
 
     group_size: int = option(8, "samples per prompt", minimum=2)
-    clip: float = option(0.2, "clip range of the probability ratio", minimum=0)
-    clip_high: float | None = option(None, "upper clip range where it differs from the lower one", minimum=0)
-    dual_clip: float | None = option(None, "bound on the loss of negative advantages, in multiples of them", minimum=1)
     scale: Scale = option("unbiased", "standard deviation that divides rewards within a group; none only centres them")
 
 
@@ -47,7 +44,7 @@ class GRPO(Algorithm[GRPOConfig]):
     def validate(self, config: RunConfig) -> Sequence[str]:
         """Greedy sampling makes a group's samples, and so all advantages, equal."""
         if config.sampling.temperature == 0:
-            return ["sampling.temperature: 0 samples each prompt the same way every time, so every advantage is 0; set it above 0"]
+            return ["sampling.temperature: 0 makes all samples of a prompt alike, and every advantage 0; set it above 0"]
         return ()
 
     def advantages(self, batch: Batch) -> Tensor:
@@ -58,16 +55,7 @@ class GRPO(Algorithm[GRPOConfig]):
 
     def loss(self, micro: MicroBatch) -> Loss:
         """PPO's clipped surrogate, with the optional KL and entropy terms."""
-        clip_high = self.config.clip if self.config.clip_high is None else self.config.clip_high
-        losses, clipped = F.clipped_surrogate(
-            micro.logprobs,
-            micro.old_logprobs,
-            micro.advantages,
-            eps_low=self.config.clip,
-            eps_high=clip_high,
-            dual_clip=self.config.dual_clip,
-        )
-        return with_terms(micro, losses, self.config, ratio_metrics(micro, clipped))
+        return clipped_loss(micro, self.config)
 
 
 @hookimpl

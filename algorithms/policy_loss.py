@@ -1,32 +1,47 @@
-"""What the losses of most methods share: the terms beside the clipped objective, and where a trajectory's score lands.
+"""What the losses of most methods share: the clipped objective, the terms beside it, and where a score lands.
 
-For the algorithms of this folder: each says what its losses per token are, and adds the optional terms by one call.
+For the algorithms of this folder, whose configs inherit the options here. What is particular to a method is in its
+file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from rollstock import Batch, Loss, Metric, MicroBatch, option
 from rollstock.algorithms import functional as F
-
-KLKind = Literal["k1", "k2", "k3", "abs", "k1+", "k3+"]
-Aggregation = Literal["token_mean", "token_sum", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm"]
+from rollstock.algorithms.functional import AggregationMode, KLKind
 
 
 @dataclass(kw_only=True)
 class TermOptions:
     """Options of the terms that can be added to any policy loss."""
 
-    kl_coef: float = option(0.0, "weight of the KL divergence from the reference model in the loss; 0 needs no reference", minimum=0)
+    kl_coef: float = option(
+        0.0, "weight of the KL divergence from the reference model in the loss; 0 needs no reference", minimum=0
+    )
     kl_kind: KLKind = option("k3", "estimator of that divergence; k2, k1+ and k3+ have its true gradient")
     entropy_coef: float = option(0.0, "weight of the entropy bonus in the loss", minimum=0)
-    aggregation: Aggregation = option("token_mean", "how losses of tokens become one number")
+    aggregation: AggregationMode = option("token_mean", "how losses of tokens become one number")
+
+
+@dataclass(kw_only=True)
+class ClipOptions(TermOptions):
+    """Options of a policy loss that holds the probability ratio near 1."""
+
+    clip: float = option(0.2, "clip range of the probability ratio", minimum=0)
+    clip_high: float | None = option(None, "upper clip range where it differs from the lower one", minimum=0)
+    dual_clip: float | None = option(
+        None, "bound on the loss of negative advantages, in multiples of them; above 1", minimum=1
+    )
+
+    def __post_init__(self) -> None:
+        if self.dual_clip == 1:
+            raise ValueError("dual_clip must be above 1, or null for none")
 
 
 def term_columns(options: TermOptions) -> frozenset[str]:
@@ -39,9 +54,23 @@ def term_outputs(options: TermOptions) -> frozenset[str]:
     return frozenset({"logprobs", "entropy"}) if options.entropy_coef else frozenset({"logprobs"})
 
 
+def clipped_loss(micro: MicroBatch, options: ClipOptions) -> Loss:
+    """PPO's clipped surrogate with the optional terms: the whole policy loss of a slice, with its metrics."""
+    losses, clipped = F.clipped_surrogate(
+        micro.logprobs,
+        micro.old_logprobs,
+        micro.advantages,
+        eps_low=options.clip,
+        eps_high=options.clip if options.clip_high is None else options.clip_high,
+        dual_clip=options.dual_clip,
+    )
+    return with_terms(micro, losses, options, {"actor/pg_clipfrac": micro.mean(clipped)})
+
+
 def with_terms(micro: MicroBatch, losses: Tensor, options: TermOptions, metrics: Mapping[str, Metric]) -> Loss:
-    """The loss of a slice: `losses` `[b, T]` per token plus the KL and entropy terms, aggregated, with their metrics."""
-    recorded = dict(metrics)
+    """The loss of a slice: `losses` `[b, T]` per token plus the KL and entropy terms, aggregated, with metrics."""
+    drift = F.kl_estimate(micro.old_logprobs, micro.logprobs.detach(), kind="k1")
+    recorded = {**metrics, "actor/ppo_kl": micro.mean(drift)}  # how far the policy moved from the one that sampled
     if options.kl_coef:
         kl = F.kl_estimate(micro.logprobs, micro.ref_logprobs, kind=options.kl_kind)
         losses = losses + options.kl_coef * kl
@@ -50,12 +79,6 @@ def with_terms(micro: MicroBatch, losses: Tensor, options: TermOptions, metrics:
         losses = losses - options.entropy_coef * micro.entropy
         recorded["actor/entropy"] = micro.mean(micro.entropy)
     return micro.loss(losses, recorded, mode=options.aggregation)
-
-
-def ratio_metrics(micro: MicroBatch, clipped: Tensor) -> dict[str, Metric]:
-    """How far the policy has moved from the one that sampled: share of clipped tokens, and the mean k1 divergence."""
-    drift = micro.old_logprobs - micro.logprobs.detach()
-    return {"actor/pg_clipfrac": micro.mean(clipped), "actor/ppo_kl": micro.mean(drift)}
 
 
 def token_rewards(batch: Batch) -> Tensor:

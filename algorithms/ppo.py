@@ -1,8 +1,8 @@
-"""Proximal policy optimisation (PPO), arXiv:1707.06347, equations 7 and 9, as used on language models (arXiv:1909.08593).
+"""Proximal policy optimisation (PPO), arXiv:1707.06347, equations 7 and 9, as on language models (arXiv:1909.08593).
 
 A critic predicts the return at every token; advantages are generalised advantage estimates (arXiv:1506.02438) of the
-score, which lands on the last action token, less a KL penalty on every one. Assumes that the critic can keep up: `train.critic_warmup`
-gives it a head start. A response without tokens has no place for its score and carries no signal.
+score, which lands on the last action token, less a KL penalty on every one. Assumes that the critic can keep up:
+`train.critic_warmup` gives it a head start. A response without tokens has no place for its score and carries no signal.
 """
 
 from __future__ import annotations
@@ -16,31 +16,22 @@ from torch import Tensor
 from rollstock import Algorithm, Batch, Loss, Metric, Metrics, MicroBatch, hookimpl, option
 from rollstock.algorithms import functional as F
 from rollstock.algorithms.kl_control import KLController, KLControlOptions
-from rollstock.algorithms.policy_loss import (
-    KLKind,
-    TermOptions,
-    ratio_metrics,
-    term_columns,
-    term_outputs,
-    token_rewards,
-    with_terms,
-)
+from rollstock.algorithms.policy_loss import ClipOptions, clipped_loss, term_columns, term_outputs, token_rewards
 
 
 @dataclass(kw_only=True)
-class PPOConfig(TermOptions, KLControlOptions):
+class PPOConfig(ClipOptions, KLControlOptions):
     """Options of PPO."""
 
     group_size: int = option(1, "samples per prompt", minimum=1)
-    clip: float = option(0.2, "clip range of the probability ratio", minimum=0)
-    clip_high: float | None = option(None, "upper clip range where it differs from the lower one", minimum=0)
-    dual_clip: float | None = option(None, "bound on the loss of negative advantages, in multiples of them", minimum=1)
-    value_clip: float | None = option(0.2, "how far a value may move from the old one in the value loss; null: freely", minimum=0)
+    value_clip: float | None = option(
+        0.2, "how far a value may move from the old one in the value loss; null: freely", minimum=0
+    )
     value_coef: float = option(1.0, "weight of the value loss", minimum=0)
     gamma: float = option(1.0, "discount of a token's successors", minimum=0, maximum=1)
     lam: float = option(0.95, "lambda of generalised advantage estimation", minimum=0, maximum=1)
     whiten: bool = option(True, "scale advantages to unit variance, around 0, over the batch")
-    kl_reward_kind: KLKind = option("k1", "estimator of the KL penalty in the reward")
+    kl_reward_kind: F.KLKind = option("k1", "estimator of the KL penalty in the reward")
 
 
 class PPO(Algorithm[PPOConfig]):
@@ -73,26 +64,23 @@ class PPO(Algorithm[PPOConfig]):
             kl = F.kl_estimate(batch.old_logprobs, batch.ref_logprobs, kind=self.config.kl_reward_kind)
             rewards = rewards - self.kl_controller.coefficient * kl * mask
         advantages, returns = F.gae(rewards, batch.values, mask, gamma=self.config.gamma, lam=self.config.lam)
-        return {"advantages": F.masked_whiten(advantages, mask) if self.config.whiten else advantages, "returns": returns}
+        return {
+            "advantages": F.masked_whiten(advantages, mask) if self.config.whiten else advantages,
+            "returns": returns,
+        }
 
     def loss(self, micro: MicroBatch) -> Loss:
         """The clipped surrogate, with the optional KL and entropy terms."""
-        clip_high = self.config.clip if self.config.clip_high is None else self.config.clip_high
-        losses, clipped = F.clipped_surrogate(
-            micro.logprobs,
-            micro.old_logprobs,
-            micro.advantages,
-            eps_low=self.config.clip,
-            eps_high=clip_high,
-            dual_clip=self.config.dual_clip,
-        )
-        return with_terms(micro, losses, self.config, ratio_metrics(micro, clipped))
+        return clipped_loss(micro, self.config)
 
     def critic_loss(self, micro: MicroBatch) -> Loss:
         """The clipped value loss, with the values of before the update as the old ones."""
         old_values = micro.batch["values"]
         losses, clipped = F.clipped_value_loss(micro.values, old_values, micro.returns, clip=self.config.value_clip)
-        metrics = {"critic/vf_clipfrac": micro.mean(clipped), "critic/vf_error": micro.mean((micro.values - micro.returns).abs())}
+        metrics = {
+            "critic/vf_clipfrac": micro.mean(clipped),
+            "critic/vf_error": micro.mean((micro.values - micro.returns).abs()),
+        }
         return micro.loss(self.config.value_coef * losses, metrics, name="critic/vf_loss")
 
     def after_update(self, batch: Batch, metrics: Mapping[str, Metric]) -> Metrics:

@@ -1,0 +1,31 @@
+"""Small batches for tests of algorithms."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from rollstock import Batch, Trajectory
+
+
+@pytest.fixture
+def make_batch() -> Callable[..., Batch]:
+    """A batch from masks (one list of 0 and 1 a trajectory), scores and groups."""
+
+    def make(masks, scores, groups=None) -> Batch:
+        return Batch.from_trajectories(
+            [
+                Trajectory(
+                    prompt=torch.tensor([1]),
+                    response=torch.arange(len(mask)),
+                    action_mask=torch.tensor(mask, dtype=torch.bool),
+                    rollout_logprobs=torch.zeros(len(mask)),
+                    versions=torch.zeros(len(mask), dtype=torch.int64),
+                    group=0 if groups is None else groups[i],
+                    reward=scores[i],
+                )
+                for i, mask in enumerate(masks)
+            ]
+        )
+
+    return make
