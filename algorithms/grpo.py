@@ -44,7 +44,7 @@ class GRPO(Algorithm[GRPOConfig]):
     def validate(self, config: RunConfig) -> Sequence[str]:
         """Greedy sampling makes a group's samples, and so all advantages, equal."""
         if config.sampling.temperature == 0:
-            return ["sampling.temperature: 0 makes all samples of a prompt alike, and every advantage 0; set it above 0"]
+            return ["sampling.temperature: 0 makes all samples of a prompt alike, so each advantage is 0: raise it"]
         return ()
 
     def advantages(self, batch: Batch) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rollstock import Algorithm, Batch, Loss, Metric, Metrics, MicroBatch, hookimpl, option
 from rollstock.algorithms import functional as F
+from rollstock.algorithms.functional import KLKind
 from rollstock.algorithms.kl_control import KLController, KLControlOptions
 from rollstock.algorithms.policy_loss import ClipOptions, clipped_loss, term_columns, term_outputs, token_rewards
 
@@ -31,7 +32,7 @@ class PPOConfig(ClipOptions, KLControlOptions):
     gamma: float = option(1.0, "discount of a token's successors", minimum=0, maximum=1)
     lam: float = option(0.95, "lambda of generalised advantage estimation", minimum=0, maximum=1)
     whiten: bool = option(True, "scale advantages to unit variance, around 0, over the batch")
-    kl_reward_kind: F.KLKind = option("k1", "estimator of the KL penalty in the reward")
+    kl_reward_kind: KLKind = option("k1", "estimator of the KL penalty in the reward")
 
 
 class PPO(Algorithm[PPOConfig]):
