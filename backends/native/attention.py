@@ -30,7 +30,7 @@ class UnsupportedAttentionError(Exception):
     """A layer asks for something that this attention does not do; the model's own attention does."""
 
 
-class Batch:
+class SharedBatch:
     """What is being attended: the caches, and where each row's prompt is.
 
     lengths: tokens of each prompt, [G]; counts: rows of each prompt, [G], each at least 1; limit: the most tokens that
@@ -102,11 +102,11 @@ class Batch:
         return self._masks[key]
 
 
-_active: ContextVar[Batch] = ContextVar("rollstock_native_batch")
+_active: ContextVar[SharedBatch] = ContextVar("rollstock_native_batch")
 
 
 @contextmanager
-def attending(batch: Batch) -> Iterator[None]:
+def attending(batch: SharedBatch) -> Iterator[None]:
     """Let the forward passes inside (of this thread) read and write the caches of `batch`."""
     token = _active.set(batch)
     try:
@@ -148,7 +148,14 @@ def shared_attention(
 
 
 def _prefill(
-    batch: Batch, cache: LayerCache, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None
+    batch: SharedBatch,
+    cache: LayerCache,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float,
+    window: int | None,
 ) -> Tensor:
     """Distinct prompts end to end, `[L, H, D]`: causal attention within each; keeps their keys and values."""
     first, last = batch.chunk
@@ -177,7 +184,14 @@ def _prefill(
 
 
 def _decode(
-    batch: Batch, cache: LayerCache, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None
+    batch: SharedBatch,
+    cache: LayerCache,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float,
+    window: int | None,
 ) -> Tensor:
     """One token of each row, `[B, H, D]`: scores against the prompts and the row's own tail, under one softmax."""
     keys, values = cache.append(key, value, batch.limit)
@@ -201,7 +215,7 @@ def _decode(
     return output.reshape(rows, heads, -1)
 
 
-def _to_groups(batch: Batch, rows: Tensor) -> Tensor:
+def _to_groups(batch: SharedBatch, rows: Tensor) -> Tensor:
     """[B, Hkv, r, X] to [G * Hkv, n * r, X]: the rows of a prompt side by side, zeros where it has fewer than n."""
     groups, most = len(batch.lengths), batch.per_group
     if batch.slots is not None:
@@ -211,7 +225,7 @@ def _to_groups(batch: Batch, rows: Tensor) -> Tensor:
     return boxed.reshape(groups * kv_heads, most * repeats, size)
 
 
-def _to_rows(batch: Batch, boxed: Tensor, kv_heads: int, repeats: int) -> Tensor:
+def _to_rows(batch: SharedBatch, boxed: Tensor, kv_heads: int, repeats: int) -> Tensor:
     """[G * Hkv, n * r, X] back to [B, Hkv, r, X]."""
     groups, most = len(batch.lengths), batch.per_group
     rows = boxed.view(groups, kv_heads, most, repeats, -1).transpose(1, 2).reshape(groups * most, kv_heads, repeats, -1)

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from rollstock import UserError
-from rollstock.backends.native.attention import IMPLEMENTATION, Batch, UnsupportedAttentionError, attending
+from rollstock.backends.native.attention import IMPLEMENTATION, SharedBatch, UnsupportedAttentionError, attending
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_MOVING_ROPES = {"dynamic", "longrope"}
 
 _PREFILL_TOKENS = 8192  # prompt tokens in one forward pass: enough for full speed, little enough for the activations
 
@@ -78,6 +79,9 @@ class SharedDecoder(Decoder):
         others = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - {_FULL, _SLIDING}
         if others:
             raise UnsupportedAttentionError(f"{type(model).__name__} has layers of type {', '.join(sorted(others))}")
+        moving = _rope_types(model) & _MOVING_ROPES
+        if moving:  # a long neighbour would change the positions of a short sequence
+            raise UnsupportedAttentionError(f"{type(model).__name__} scales positions by length ({', '.join(moving)})")
         accepted = inspect.signature(model.forward).parameters
         if "position_ids" not in accepted:
             raise UnsupportedAttentionError(f"{type(model).__name__} takes no position_ids")
@@ -86,11 +90,11 @@ class SharedDecoder(Decoder):
         model.set_attn_implementation(IMPLEMENTATION)
         if model.config._attn_implementation != IMPLEMENTATION:
             raise UnsupportedAttentionError(f"{type(model).__name__} keeps its own attention")
-        self._batch: Batch | None = None
+        self._batch: SharedBatch | None = None
 
     def start(self, prompts: Sequence[Sequence[int]], counts: Sequence[int], limit: int) -> Tensor:
         """See `Decoder.start`."""
-        batch = Batch([len(prompt) for prompt in prompts], counts, limit, self.device)
+        batch = SharedBatch([len(prompt) for prompt in prompts], counts, limit, self.device)
         self._batch = batch
         logits = []
         for first, last in _chunks(batch.lengths.tolist(), _PREFILL_TOKENS):
@@ -196,6 +200,13 @@ def _has_sliding_layers(model: PreTrainedModel) -> bool:
     if types is not None:
         return _SLIDING in types
     return getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+
+
+def _rope_types(model: PreTrainedModel) -> set[str]:
+    """The kinds of rotary position embedding of a model; some have one for each kind of layer."""
+    parameters = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = [parameters, *(part for part in parameters.values() if isinstance(part, dict))]
+    return {kind["rope_type"] for kind in kinds if isinstance(kind.get("rope_type"), str)}
 
 
 def _chunks(lengths: Sequence[int], most: int) -> list[tuple[int, int]]:

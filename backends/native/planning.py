@@ -78,10 +78,11 @@ def next_batch(groups: list[Group], most_rows: int, *, mixes_lengths: bool) -> t
     return batch, rest
 
 
-def rows_that_fit(
-    budget: int, footprint: Footprint, groups: Sequence[Group], response: int, *, least: int, most: int
-) -> int:
-    """How many rows a batch may have within `budget` bytes, `least` to `most`; none gets over `response` tokens."""
+def rows_that_fit(budget: int, footprint: Footprint, groups: Sequence[Group], response: int, most: int) -> int:
+    """How many rows from the front of `groups` fit into `budget` bytes: at least 1, at most `most`.
+
+    response: the most tokens that one of them gets.
+    """
     used = rows = 0
     for group in groups:
         used += footprint.prompt(len(group.prompt))
@@ -90,7 +91,5 @@ def rows_that_fit(
         rows += min(fit, len(group.members))
         used += cost * len(group.members)
         if fit < len(group.members) or rows >= most:
-            break
-    else:
-        rows = most
-    return max(least, min(rows, most))
+            return max(1, min(rows, most))
+    return most

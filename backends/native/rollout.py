@@ -46,7 +46,7 @@ class NativeConfig:
 
     max_batch: int = option(256, "most responses generated at once", minimum=1)
     min_batch: int = option(
-        16, "fewest responses at once that the memory estimate asks for; failed allocations go lower", minimum=1
+        16, "fewest responses generated at once, as long as they fit into all of the free memory", minimum=1
     )
     memory_fraction: float = option(
         0.8, "share of the free device memory that a batch may plan with", minimum=0.01, maximum=1.0
@@ -158,12 +158,12 @@ class Native(Rollout[NativeConfig]):
 
     def _next(self, groups: list[Group], limits: Sequence[int]) -> tuple[list[Group], list[Group]]:
         """The next batch, as large as memory, the options and earlier failures allow, and the groups behind it."""
-        budget = int(self._device.memory().free * self.config.memory_fraction)
+        free = self._device.memory().free
         longest = max(limits[index] for group in groups for index in group.members)
-        most = min(self._largest, self.config.max_batch)
-        rows = rows_that_fit(
-            budget, self._footprint, groups, longest, least=min(self.config.min_batch, most), most=most
-        )
+        rows = rows_that_fit(int(free * self.config.memory_fraction), self._footprint, groups, longest, self._largest)
+        if rows < self.config.min_batch:
+            least = min(self.config.min_batch, self._largest)
+            rows = max(rows, rows_that_fit(free, self._footprint, groups, longest, least))
         return next_batch(groups, rows, mixes_lengths=self._decoder.mixes_lengths)
 
     def _run(

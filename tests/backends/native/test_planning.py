@@ -67,10 +67,10 @@ def test_batches_grow_with_memory_and_shrink_with_length() -> None:
     groups = [Group((i,) * 100, tuple(range(8))) for i in range(64)]
 
     def rows(budget: int, response: int) -> int:
-        return rows_that_fit(budget, footprint, groups, response, least=16, most=256)
+        return rows_that_fit(budget, footprint, groups, response, 256)
 
     assert rows(10**10, 100) == 256
-    assert rows(10**5, 100) == 16
+    assert rows(10**4, 100) == 1
     some = rows(2 * 10**7, 100)
     assert 16 < some < 256
     assert rows(2 * 10**7, 400) < some < rows(3 * 10**7, 100)
@@ -82,5 +82,5 @@ def test_batches_grow_with_memory_and_shrink_with_length() -> None:
 def test_prompts_that_are_not_shared_count_once_a_row() -> None:
     groups = [Group((0,) * 1000, tuple(range(64)))]
     shared, plain = (Footprint(cached_token=1000, vocabulary=10, shared=shared) for shared in (True, False))
-    found = [rows_that_fit(10**7, footprint, groups, 10, least=1, most=64) for footprint in (shared, plain)]
+    found = [rows_that_fit(10**7, footprint, groups, 10, 64) for footprint in (shared, plain)]
     assert found == [64, 4]

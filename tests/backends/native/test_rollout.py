@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rollstock import Completion, GenerationRequest, ModelSpec, RunError, Sampling, UserError
+from rollstock import Completion, GenerationRequest, Memory, ModelSpec, RunError, Sampling, UserError
 from rollstock.backends.native import Native
 from rollstock.backends.native.decoder import PlainDecoder, SharedDecoder
 from rollstock.hardware.cpu import CPU
@@ -90,6 +90,14 @@ def test_both_ways_of_running_a_model_give_the_same_tokens(
         for decoder in ("shared", "plain")
     ]
     assert tokens_of(results[0]) == tokens_of(results[1])
+
+
+def test_positions_that_depend_on_the_longest_sequence_are_not_mixed(
+    make_engine: Callable[..., Native], make_spec: Callable[..., ModelSpec]
+) -> None:
+    moving = make_spec("llama")
+    moving.config["rope_parameters"] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}  # type: ignore[index]
+    assert isinstance(make_engine(model=moving).decoder, PlainDecoder)
 
 
 def test_insisting_on_shared_prompts_where_they_would_be_wrong_is_refused(make_engine: Callable[..., Native]) -> None:
@@ -239,6 +247,27 @@ def test_versions_and_metrics_say_what_was_done(make_engine: Callable[..., Nativ
     assert values["rollout/batch_size"] == 8
     assert values["rollout/halved_batches"] == 0
     assert values["rollout/tokens_per_second"] > 0
+
+
+class Small(CPU):
+    """A CPU with that many bytes free."""
+
+    free = 0
+
+    def memory(self, index: int = 0) -> Memory:
+        return Memory(total=10**9, free=self.free, allocated=0, peak=0)
+
+
+@pytest.mark.parametrize(("responses", "batches"), [(1000, 1), (20, 3), (10, 4), (4, 10), (0, 48)])
+def test_the_batch_is_as_large_as_the_free_memory_allows(
+    responses: int, batches: int, make_engine: Callable[..., Native], prompts: list[tuple[int, ...]]
+) -> None:
+    device = Small()
+    engine = make_engine(device=device, min_batch=16)
+    # room for so many in 80% of the free memory; fewer than min_batch may have the rest too, which is a quarter more
+    device.free = responses * engine._footprint.row(0, 10) * 5 // 4 + engine._footprint.prompt(12) * 2
+    requests = [GenerationRequest(prompt=prompts[0], seed=seed) for seed in range(48)]
+    assert engine.generate(requests, Sampling(max_new_tokens=10)).metrics["rollout/batches"].value == batches
 
 
 class Full(CPU):
