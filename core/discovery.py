@@ -50,9 +50,11 @@ class Catalogue(Mapping[str, PluginEntry]):
     """The installed plugins by `kind:name`, in the order of kinds, then names; `conflicts` has the names claimed twice.
 
     A name that two distributions claim is in `conflicts` with the reason, and not among the plugins: neither wins.
+    `strays` has a sentence for each entry point of a group that looks like one of rollstock's and is none.
     """
 
-    def __init__(self, entries: Iterable[PluginEntry]) -> None:
+    def __init__(self, entries: Iterable[PluginEntry], strays: Iterable[str] = ()) -> None:
+        self.strays = sorted(strays)
         order = list(KINDS)
         claims: dict[str, dict[tuple[str, str], PluginEntry]] = {}
         for entry in sorted(entries, key=lambda e: (order.index(e.kind), e.name, e.distribution, e.module)):
@@ -100,15 +102,23 @@ def discover() -> Catalogue:
     groups = {kind.group: kind.name for kind in KINDS.values()}
     entries: list[PluginEntry] = []
     seen: set[str] = set()
+    strays: list[str] = []
     for distribution in importlib.metadata.distributions():
-        points = [point for point in distribution.entry_points if point.group in groups]
+        points = [point for point in distribution.entry_points if point.group.startswith("rollstock.")]
         if not points:
             continue
         name, version = _identity(distribution)
         if normalise(name) not in seen:
             seen.add(normalise(name))
-            entries += [PluginEntry(groups[p.group], p.name, p.value.strip(), name, version, p) for p in points]
-    return Catalogue(entries)
+            found = [point for point in points if point.group in groups]
+            entries += [PluginEntry(groups[p.group], p.name, p.value.strip(), name, version, p) for p in found]
+            strays += [_stray(p, f"{name} {version}", groups) for p in points if p.group not in groups]
+    return Catalogue(entries, strays)
+
+
+def _stray(point: EntryPoint, provenance: str, groups: Mapping[str, str]) -> str:
+    where = f"{provenance} has {point.name!r} in the entry-point group {point.group!r}"
+    return f"{where}, which is none. {suggest(point.group, groups)}"
 
 
 def _identity(distribution: Distribution) -> tuple[str, str]:

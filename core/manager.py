@@ -233,6 +233,7 @@ class PluginManager:
         elsewhere = sorted(other for other in KINDS if self.entry(f"{other}:{name}") is not None)
         if elsewhere:
             parts.append(f"{name!r} is the name of a plugin of another kind: {', '.join(elsewhere)}.")
+        parts += [stray for stray in self.catalogue.strays if f" has {name!r} in " in stray]
         extra = extra_named(name, sorted({entry.distribution for entry in self.catalogue.values()}))
         if extra is not None:
             parts.append(f"It may come with an extra: pip install '{extra}'.")

@@ -130,6 +130,37 @@ def _look_up(body: list[ast.stmt], module: str, name: str, seen: frozenset[tuple
     return None
 
 
+def _refer(module: str, node: ast.expr) -> _Found | None:
+    """What an expression refers to: a name, or a name in another module, `F.Kind`."""
+    if isinstance(node, ast.Name):
+        return _resolve(module, node.id)
+    if isinstance(node, ast.Attribute):
+        home = _module_named(module, ast.unparse(node.value))
+        return None if home is None else _resolve(home, node.attr)
+    return None
+
+
+def _module_named(module: str, name: str) -> str | None:
+    """The module that `module` has imported under `name`."""
+    tree = parse(module)
+    for node in _statements(tree.body) if tree else ():
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                found = f"{_absolute(module, node)}.{alias.name}"
+                if (alias.asname or alias.name) == name and find_module(found) is not None:
+                    return found
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return alias.name
+    return None
+
+
+def _is_dataclass(node: ast.stmt) -> bool:
+    decorators = node.decorator_list if isinstance(node, ast.ClassDef) else []
+    return any(_name_of(d.func if isinstance(d, ast.Call) else d) == "dataclass" for d in decorators)
+
+
 def _absolute(module: str, node: ast.ImportFrom) -> str:
     """The module that a `from` names, relative ones made absolute."""
     if node.level == 0:
@@ -146,12 +177,11 @@ def _config_class(plugin: _Found) -> _Found | None:
     """
     assert isinstance(plugin.node, ast.ClassDef)
     for base in plugin.node.bases:
-        if isinstance(base, ast.Subscript) and isinstance(base.slice, ast.Name):
-            config = _resolve(plugin.module, base.slice.id)
+        if isinstance(base, ast.Subscript):
+            config = _refer(plugin.module, base.slice)
             if config is not None and isinstance(config.node, ast.ClassDef):
                 return config
-        name = base.value if isinstance(base, ast.Subscript) else base
-        parent = _resolve(plugin.module, name.id) if isinstance(name, ast.Name) else None
+        parent = _refer(plugin.module, base.value if isinstance(base, ast.Subscript) else base)
         if parent is not None and isinstance(parent.node, ast.ClassDef):
             found = _config_class(parent)
             if found is not None:
@@ -166,14 +196,14 @@ def _options(config: _Found, prefix: str = "", given: dict[str, Any] | None = No
     assert isinstance(config.node, ast.ClassDef)
     options: dict[str, Option] = {}
     for base in reversed(config.node.bases):
-        parent = _resolve(config.module, base.id) if isinstance(base, ast.Name) else None
+        parent = _refer(config.module, base)
         if parent is not None and isinstance(parent.node, ast.ClassDef):
             options |= _options(parent, prefix, given)
     for node in config.node.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             name = f"{prefix}{node.target.id}"
-            inner = _resolve(config.module, node.annotation.id) if isinstance(node.annotation, ast.Name) else None
-            if inner is not None and isinstance(inner.node, ast.ClassDef):
+            inner = _refer(config.module, node.annotation)
+            if inner is not None and _is_dataclass(inner.node):
                 options |= _options(inner, f"{name}.", _keywords(config.module, _arguments(node.value).get("default")))
                 continue
             option = _option(config.module, name, node.annotation, node.value)
@@ -218,12 +248,11 @@ def _value(module: str, node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError):
         pass
-    if isinstance(node, ast.Name):
-        if node.id == "REQUIRED":
-            return REQUIRED
-        found = _resolve(module, node.id)
-        if found is not None and isinstance(found.node, (ast.Assign, ast.AnnAssign)) and found.node.value is not None:
-            return _value(found.module, found.node.value)
+    if _name_of(node) == "REQUIRED":
+        return REQUIRED
+    found = _refer(module, node)
+    if found is not None and isinstance(found.node, (ast.Assign, ast.AnnAssign)) and found.node.value is not None:
+        return _value(found.module, found.node.value)
     return Source(ast.unparse(node))
 
 
@@ -242,9 +271,8 @@ def _type_name(module: str, node: ast.expr) -> str:
             return " | ".join(ast.unparse(item) for item in items)
         shown = [_type_name(module, item) for item in items]
         return f"{shown[0]} | none" if name == "Optional" else f"{name}[{', '.join(shown)}]"
-    if isinstance(node, ast.Name):
-        found = _resolve(module, node.id)
-        if found is not None and isinstance(found.node, (ast.Assign, ast.AnnAssign)) and found.node.value is not None:
-            return _type_name(found.module, found.node.value)
+    found = _refer(module, node)
+    if found is not None and isinstance(found.node, (ast.Assign, ast.AnnAssign)) and found.node.value is not None:
+        return _type_name(found.module, found.node.value)
     name = ast.unparse(node).rpartition(".")[2]
     return {"None": "none", "Any": "any"}.get(name, name)

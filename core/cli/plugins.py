@@ -37,12 +37,16 @@ def _list(kind: str | None, output: Output) -> int:
     conflicts = {id: why for id, why in catalogue.conflicts.items() if kind is None or id.startswith(f"{kind}:")}
     rules = block_rules()
     if output.as_json:
-        output.json({"plugins": [_facts(entry, rules) for entry in entries], "conflicts": conflicts})
+        output.json(
+            {"plugins": [_facts(entry, rules) for entry in entries], "conflicts": conflicts, "strays": catalogue.strays}
+        )
         return 0
     rows = [(entry.id, entry.provenance, _status(entry, rules) or entry.summary) for entry in entries]
     output.table(("PLUGIN", "FROM", "WHAT IT IS"), rows)
     for reason in conflicts.values():
         output.line(f"\nCONFLICT: {reason}")
+    for stray in catalogue.strays:
+        output.line(f"\nNOT A PLUGIN: {stray}")
     if not entries:
         output.line(f"No plugin{f' of the kind {kind}' if kind else ''} is installed.")
     return 0

@@ -5,6 +5,7 @@ import pytest
 
 from rollstock.discovery import Catalogue, PluginEntry, discover
 from rollstock.errors import PluginError
+from rollstock.manager import make_manager
 
 
 def entry(id: str, distribution: str = "acme", module: str = "acme.mod", version: str = "1.0") -> PluginEntry:
@@ -65,6 +66,17 @@ def test_a_distribution_that_is_there_twice_counts_once_as_imports_do(site, monk
     monkeypatch.syspath_prepend(str(site.path / "b"))
     monkeypatch.syspath_prepend(str(site.path / "a"))
     assert discover()["tracker:notes"].version == "2.0"
+
+
+def test_a_misspelt_group_is_a_stray_with_the_nearest_group(site) -> None:
+    site.install("acme-rl", {"algoritm:best": "acme_best"})
+    (stray,) = discover().strays
+    assert stray.startswith(
+        "acme-rl 1.0 has 'best' in the entry-point group 'rollstock.algoritm', which is none. Did you"
+    )
+    assert "'rollstock.algorithm'" in stray
+    with pytest.raises(PluginError, match="'best' in the entry-point group"):
+        make_manager().create("algorithm", {"name": "best"})
 
 
 def test_select_takes_an_id_a_kind_or_a_name() -> None:
