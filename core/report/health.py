@@ -36,7 +36,8 @@ class Check:
     pattern: str
     meaning: str
     judge: Callable[[Points], tuple[Level, str]]
-    where: Callable[[float], bool] = bool
+    where: Callable[[float], bool] | None = bool
+    """At which values the steps are named; None for judgements on a whole curve."""
 
 
 def _count(level: Level) -> Callable[[Points], tuple[Level, str]]:
@@ -99,7 +100,12 @@ CHECKS: tuple[Check, ...] = (
     Check(r"reward/num_raised", "Rewards that raised; the log names each sample.", _count("warning")),
     Check(r"reward/num_unscored", "Samples that no reward scored; they were not trained on.", _count("warning")),
     Check(r"reward/num_abstained", "Rewards that abstained (no opinion is not a 0).", _count("info")),
-    Check(r"reward/uniform_groups", "Groups whose rewards are all equal teach group methods nothing.", _late_mean(0.9)),
+    Check(
+        r"reward/uniform_groups",
+        "Groups of equal rewards teach group methods nothing.",
+        _late_mean(0.9),
+        None,
+    ),
     Check(r"train/num_empty_steps", "Steps from which everything was dropped.", _count("warning")),
     Check(r"prompt_length/num_(truncated|skipped)", "Prompts cut or skipped for being too long.", _count("warning")),
     Check(r"response_length/clip_ratio", "Responses that hit the token limit (share).", _late_mean(0.3), _over(0.3)),
@@ -109,8 +115,8 @@ CHECKS: tuple[Check, ...] = (
     Check(
         r".*pg_clipfrac.*", "Clipped ratios (share); many mean steps that are too large.", _late_mean(0.3), _over(0.3)
     ),
-    Check(r".*grad_norm", "Gradient norm; lone peaks of 20 times the median are shown.", _spikes),
-    Check(r".*/entropy", "When the entropy is gone, the policy explores no more.", _collapse),
+    Check(r".*grad_norm", "Gradient norm; lone peaks of 20 times the median are shown.", _spikes, None),
+    Check(r".*/entropy", "When the entropy is gone, the policy explores no more.", _collapse, None),
     Check(r"sync/changed", "Steps after which the generator's weights were as before.", _unchanged, lambda v: v == 0),
     Check(r".*stale.*", "Age of the policy that made the samples, in updates.", _largest(4), _over(4)),
     Check(
@@ -135,8 +141,8 @@ def build_health(run: RunFiles) -> list[Item]:
         check = next((check for check in CHECKS if re.fullmatch(check.pattern, name)), None)
         if check is not None:
             level, shown = check.judge(points[name])
-            steps = _span([step for step, found in points[name] if check.where(found)]) if level != "ok" else ""
-            items.append(Item(level, name, shown, check.meaning, steps))
+            steps = [step for step, found in points[name] if level != "ok" and check.where and check.where(found)]
+            items.append(Item(level, name, shown, check.meaning, _span(steps)))
     rank = {"error": 0, "warning": 1, "info": 2, "ok": 3}
     return sorted(items, key=lambda item: rank[item.level])
 

@@ -101,7 +101,10 @@ def _evaluation(run: RunFiles) -> list[dict[str, Any]]:
 
 def evaluation_rank(quantity: str) -> tuple[int, str]:
     """Sorts what evaluations measure: what was solved, then rewards, then all else."""
-    place = next((i for i, word in enumerate(_EVALUATION_ORDER) if word in quantity), len(_EVALUATION_ORDER))
+    last = len(_EVALUATION_ORDER)
+    if "num_" in quantity:
+        return last, quantity
+    place = next((i for i, word in enumerate(_EVALUATION_ORDER) if word in quantity), last)
     return place, quantity
 
 

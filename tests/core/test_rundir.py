@@ -80,6 +80,16 @@ def test_a_run_in_progress_is_not_even_overwritten(tmp_path: Path) -> None:
         other.kill()
 
 
+def test_whether_a_directory_is_free_can_be_asked_without_touching_it(tmp_path: Path) -> None:
+    RunDirectory(tmp_path / "new").check_free()
+    assert not (tmp_path / "new").exists()
+    old = finished_run(tmp_path / "a")
+    with pytest.raises(OccupiedError, match="checkpoint of step 10"):
+        RunDirectory(old.path).check_free()
+    with pytest.raises(OccupiedError, match="is a file"):
+        RunDirectory(old.config).check_free()
+
+
 def test_a_refusal_gives_the_lock_back(tmp_path: Path) -> None:
     finished_run(tmp_path / "a")
     for _ in range(2):

@@ -78,7 +78,7 @@ def test_a_sound_config_has_nothing_to_mend(examine: Examine) -> None:
         ("model.config.num_attention_heads=5", "model", "error", "cannot lay it out"),
         ("algorithm.name=grop", "algorithm", "error", "Did you mean 'grpo'"),
         ("algorithm.clop=0.3", "algorithm", "error", "clip"),
-        ("sampling.temperature=0", "config", "error", "every advantage is 0"),
+        ("sampling.temperature=0", "config", "error", "advantage is 0"),
         ("train.mini_batches=5", "config", "error", "groups are not cut"),
         ("device.name=ascend", "device", "error", "ascend"),
     ],

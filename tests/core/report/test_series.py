@@ -47,13 +47,13 @@ def test_every_metric_is_in_exactly_one_chart_and_the_evaluation_stands_beside_t
     write_run: Callable[..., Path],
 ) -> None:
     names = ["reward/mean", "reward/max", "reward/min", "reward/std", "actor/pg_loss", "mine/odd", "timing_s/gen"]
-    evaluation = {"eval/greedy/solved": 0.5, "eval/sampled/solved": 0.4, "eval/greedy/num_samples": 8.0}
+    evaluation = {"eval/greedy/solved": 0.5, "eval/sampled/solved": 0.4, "eval/greedy/num_unscored": 8.0}
     charts = build_charts(read_run(write_run(metrics={1: dict.fromkeys(names, 1.0)}, evaluations={0: evaluation})))
     assert [(chart["section"], chart["title"]) for chart in charts] == [
         ("Overview", "Reward"),
         ("Overview", "Held-out: solved"),
         ("Overview", "Policy loss"),
-        ("evaluation counts", "Held-out: num samples"),
+        ("evaluation counts", "Held-out: num unscored"),
         ("Timings", "Seconds per step, by stage"),
         ("mine", "mine/odd"),
         ("reward", "reward/std"),
