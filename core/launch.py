@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollstock.build import Parts, build, choose
-from rollstock.config import load_run_config, write_config
+from rollstock.config import complete_config, load_run_config, write_config
 from rollstock.conversion import to_plain
 from rollstock.errors import UserError
 from rollstock.interfaces.tracker import RunInfo
@@ -51,6 +51,7 @@ def train(config: RunConfig, *, dry_run: bool = False, overwrite: bool = False) 
     Raises UserError if the config cannot work, RunError if the run fails.
     """
     parts = choose(config)
+    config = complete_config(config, parts.manager)
     path = Path(config.run.directory)
     if dry_run:
         with Interrupt() as interrupt:

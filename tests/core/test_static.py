@@ -105,26 +105,23 @@ WAYS = {
             class P(Extension[C]): pass
     """,
 }
+PARTS = HEAD + dedent("""
+    from .more import More
+    Mode = Literal["a", "b"]
+
+    @dataclass(kw_only=True)
+    class Settings(More):
+        a: int = option(1, "one")
+
+    class Base(Extension[Settings]): pass
+""")
 PROVIDER = "\n@hookimpl\ndef rollstock_extension():\n    return P\n"
 
 
 @pytest.mark.parametrize("source", WAYS.values(), ids=WAYS)
 def test_each_way_to_write_options_is_read_as_python_understands_it(site, source: str) -> None:
     site.install("acme-rl", {"extension:mine": "acme_mine"}, {"acme_mine": HEAD + dedent(source) + PROVIDER})
-    site.write(
-        "acme_parts.options",
-        HEAD
-        + dedent(
-            """
-        from .more import More
-        @dataclass(kw_only=True)
-        class Settings(More):
-            a: int = option(1, "one")
-        class Base(Extension[Settings]): pass
-                Mode = Literal["a", "b"]
-        """
-        ),
-    )
+    site.write("acme_parts.options", PARTS)
     site.write(
         "acme_parts.more", HEAD + "@dataclass(kw_only=True)\nclass More:\n    b: int = option(2, 'two')\nSTART = 'x'\n"
     )
