@@ -107,14 +107,18 @@ class Native(Rollout[NativeConfig]):
             if limit == 0:
                 completions[index] = Completion(tokens=[], logprobs=[], finish_reason="length", versions=[])
         started = time.perf_counter()
-        metrics = _Counts()
+        capped = sum(_wanted(request, sampling) > limit for request, limit in zip(requests, limits, strict=True))
+        metrics = _Counts(capped=capped)
         groups = group_requests(requests, [index for index, limit in enumerate(limits) if limit > 0])
         while groups:
             batch, rest = self._next(groups, limits)
+            finished = None
             try:
                 finished = self._run(batch, requests, limits, sampling, rules, metrics)
             except Exception as error:
                 self._shrink(batch, error, metrics)
+            if finished is None:  # only here is the error gone, and with it the memory that its traceback held
+                self._device.release_memory()
                 continue
             for index, done in finished:
                 completions[index] = self._completion(done)
@@ -129,11 +133,11 @@ class Native(Rollout[NativeConfig]):
         length = len(request.prompt)
         if length == 0:
             raise UserError("a prompt is empty; the model needs a token to continue (a begin-of-sequence id will do)")
-        wrong = next((token for token in request.prompt if not 0 <= token < self._vocabulary), None)
+        extremes = (min(request.prompt), max(request.prompt))  # of the ids, without a loop over each
+        wrong = next((token for token in extremes if not 0 <= token < self._vocabulary), None)
         if wrong is not None:
             raise UserError(f"a prompt has token id {wrong}, but the model's vocabulary has {self._vocabulary} tokens")
-        wanted = sampling.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
-        wanted = max(0, min(wanted, sampling.max_new_tokens))
+        wanted = _wanted(request, sampling)
         if not self._context:
             return wanted
         if length >= self._context:
@@ -207,7 +211,6 @@ class Native(Rollout[NativeConfig]):
             ) from error
         self._largest = rows // 2
         metrics.halved += 1
-        self._device.release_memory()
 
     def _completion(self, done: Finished) -> Completion:
         return Completion(
@@ -246,6 +249,7 @@ class _Counts:
     prompt_tokens: int = 0
     generated: int = 0
     halved: int = 0
+    capped: int = 0  # responses that the model's context allows fewer tokens than were asked for
 
     def metrics(self, seconds: float) -> Metrics:
         """The counts under the names that a run records."""
@@ -256,8 +260,15 @@ class _Counts:
             "rollout/shared_prompt_tokens": Metric(self.prompt_tokens - self.prefilled, 1.0, "sum"),
             "rollout/generated_tokens": Metric(self.generated, 1.0, "sum"),
             "rollout/halved_batches": Metric(self.halved, 1.0, "sum"),
+            "rollout/context_limited": Metric(self.capped, 1.0, "sum"),
             "rollout/tokens_per_second": Metric(self.generated / max(seconds, 1e-9), seconds, "mean"),
         }
+
+
+def _wanted(request: GenerationRequest, sampling: Sampling) -> int:
+    """How many tokens a request asks for at most."""
+    wanted = sampling.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
+    return max(0, min(wanted, sampling.max_new_tokens))
 
 
 def _end_ids(model: PreTrainedModel, spec: ModelSpec, vocabulary: int) -> tuple[int, ...]:

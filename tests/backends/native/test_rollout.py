@@ -1,7 +1,11 @@
 """The engine against the model's own forward and against transformers' generation."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -221,8 +225,10 @@ def test_no_tokens_left_is_an_empty_completion(
 
 def test_a_response_ends_where_the_models_context_does(make_engine: Callable[..., Native]) -> None:
     request = GenerationRequest(prompt=(1,) * 60, seed=0)
-    (completion,) = make_engine("gpt2").generate([request], Sampling(max_new_tokens=30)).completions
-    assert (len(completion.tokens), completion.finish_reason) == (4, "length")
+    engine = make_engine("gpt2")
+    result = engine.generate([request, replace(request, max_new_tokens=4)], Sampling(max_new_tokens=30))
+    assert [(len(c.tokens), c.finish_reason) for c in result.completions] == [(4, "length")] * 2
+    assert result.metrics["rollout/context_limited"].value == 1
 
 
 @pytest.mark.parametrize(
@@ -301,6 +307,45 @@ def test_a_failed_allocation_halves_the_batch_and_goes_on(
     assert result.metrics["rollout/halved_batches"].value == 3  # 24, 12, 6, and then batches of 3
     assert result.metrics["rollout/batches"].value == 8
     assert engine.generate(requests, sampling).metrics["rollout/halved_batches"].value == 0  # it is remembered
+
+
+SHORT_OF_MEMORY = """
+import resource
+import torch
+from rollstock import GenerationRequest, Memory, ModelSpec, Sampling
+from rollstock.backends.native import Native
+from rollstock.hardware.cpu import CPU
+
+class Boasting(CPU):
+    def memory(self, index=0):
+        return Memory(1 << 40, 1 << 40, 0, 0)
+
+sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+engine = Native()
+engine.setup(ModelSpec(config=dict(model_type="llama", vocab_size=100_000, **sizes)), Boasting(), None)
+requests = [GenerationRequest(prompt=(1, 2, 3), seed=seed) for seed in range(256)]
+engine.generate(requests[:2], Sampling(max_new_tokens=2))  # whatever is only loaded once
+held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (held + (200 << 20),) * 2)
+result = engine.generate(requests, Sampling(max_new_tokens=2, temperature=0.9))
+assert all(len(completion.tokens) == 2 for completion in result.completions)
+print(len(result.completions), result.metrics["rollout/halved_batches"].value)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs a Linux process's limits")
+def test_a_process_that_really_runs_out_of_memory_goes_on() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT_OF_MEMORY],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    completions, halved = done.stdout.split()
+    assert int(completions) == 256
+    assert float(halved) >= 1
 
 
 def test_one_row_without_room_fails_the_run_and_other_errors_are_not_swallowed(
