@@ -53,7 +53,8 @@ def test_a_writer_killed_at_random_moments_always_leaves_its_last_checkpoint(tmp
             remains_seen += any(path.name.startswith((".tmp", ".old", ".trash")) for path in root.iterdir())
             store = CheckpointStore(root)
             found = store.load().step
-            assert newest <= found <= newest + 1, "what was reported as saved is there"
+            assert newest <= found <= newest + 1, "what was reported as saved, or seen before, is there"
+            newest = found  # a save that was killed before it could report itself counts all the same
             for step in store.steps():
                 assert_whole(store, step)
         program.stdin.close()
