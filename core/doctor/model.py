@@ -39,7 +39,7 @@ def model_facts(model: ModelSection, vocab_size: int) -> ModelFacts:
     try:
         config = _config(model, vocab_size)
         with torch.device("meta"):
-            built: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
+            built: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:  # transformers has many exception classes for a model that it cannot make
         raise ConfigError(f"model: transformers cannot lay it out: {error}") from error
     output = built.get_output_embeddings()
