@@ -17,6 +17,7 @@ class Trackers:
     def __init__(self, trackers: Sequence[Tracker[Any]]) -> None:
         self._trackers = dict(_named(trackers))
         self._failed: dict[str, str] = {}
+        self._started: set[str] = set()
 
     @property
     def failed(self) -> Mapping[str, str]:
@@ -27,6 +28,7 @@ class Trackers:
         """Open all. A tracker that cannot even start ends the run: nothing is lost yet, and the user can mend it."""
         for name, tracker in self._trackers.items():
             tracker.start(run, states.get(name, {}))
+            self._started.add(name)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics of a finished step, with how many trackers have failed so far."""
@@ -57,7 +59,8 @@ class Trackers:
         return states
 
     def finish(self, status: str) -> None:
-        """Close all."""
+        """Close those that were opened: a dry run opens none, and a failed start not all."""
+        self._trackers = {name: tracker for name, tracker in self._trackers.items() if name in self._started}
         self._each(lambda tracker: tracker.finish(status))
 
     def _alive(self) -> list[tuple[str, Tracker[Any]]]:
