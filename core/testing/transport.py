@@ -6,8 +6,9 @@ For authors of transports, who call `check_transport(MyTransport)` in a test.
 from __future__ import annotations
 
 import concurrent.futures
-import multiprocessing
 import pickle
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,9 @@ from rollstock.testing.subject import Subject
 from rollstock.testing.subject import check_options as check_plugin_options
 
 WAIT_S = 30.0
+ANSWER_S = 20.0  # how long another process may take to start and answer
 LARGE = 8 << 20  # bytes: more than sockets and pipes buffer
+NOT_IMPORTABLE = 77  # exit code of the other process
 ANYWHERE = ("0.0.0.0", "[::]", "//*", "tcp://*")
 
 
@@ -174,45 +177,62 @@ def check_privacy(case: TransportCase) -> None:
 
 def check_processes(case: TransportCase) -> None:
     """A message reaches another process, and its answer comes back."""
+    mend = "an address must be of use in every process of this machine"
+    sent = [b"ping", b"x" * 100_000]
+    with case.pair() as (receiver, sender), _echo(case, _bind(receiver, "here")) as process:
+        message = _await(receiver, process)
+        if process.poll() == NOT_IMPORTABLE:
+            module = case.subject.cls.__module__
+            raise NotApplicable(f"another process cannot import {module}: install the plugin to have this checked")
+        expect(message, "another process on this machine cannot reach this one", mend=mend)
+        sender.send(bytes(message[0]).decode(), sent, timeout=WAIT_S)
+        answer = [bytes(buffer) for buffer in _await(receiver, process)]
+        expect(answer == [*sent, b"pong"], f"another process answers {answer!r:.100}", mend=mend)
+
+
+def _await(receiver: Transport[Any], process: subprocess.Popen[bytes]) -> list[memoryview]:
+    """The next message, or none if the other process has ended or takes too long."""
+    end = time.monotonic() + ANSWER_S
+    while time.monotonic() < end:
+        over = process.poll() is not None
+        try:
+            return receiver.receive("here", timeout=0.2)
+        except TimeoutError:
+            if over:
+                break
+    return []
+
+
+@contextmanager
+def _echo(case: TransportCase, address: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that runs `echo`, ended afterwards."""
     try:
-        pickle.dumps((case.subject.cls, case.subject.config))
+        plugin = pickle.dumps((case.subject.cls, case.subject.config))
     except Exception as error:
         raise NotApplicable(f"the class cannot be sent to another process: {error}") from None
-    context = multiprocessing.get_context("spawn")
-    with case.pair() as (receiver, sender):
-        here = _bind(receiver, "here")
-        process = context.Process(target=echo, args=(case.subject.cls, case.subject.config, here), daemon=True)
-        process.start()
-        try:
-            there = bytes(receiver.receive("here", timeout=2 * WAIT_S)[0]).decode()
-            sender.send(there, [b"ping", b"x" * 100_000], timeout=WAIT_S)
-            answer = [bytes(buffer) for buffer in receiver.receive("here", timeout=WAIT_S)]
-            expect(
-                answer == [b"ping", b"x" * 100_000, b"pong"],
-                f"another process answers {answer!r:.100}",
-                mend="an address must be of use in every process of this machine",
-            )
-        except TimeoutError:
-            fail(
-                "another process on this machine cannot be reached, or cannot reach this one",
-                mend="an address must be of use in every process of this machine",
-            )
-        finally:
-            process.join(5)
-            process.kill()
-            process.join()
-
-
-def echo(cls: type[Transport[Any]], config: Any, address: str) -> None:
-    """The other process: tell where it listens, and send the first message back with `pong` behind it."""
-    transport = cls(config)
+    code = f"import sys; sys.path[:] = {sys.path!r}; from rollstock.testing.transport import echo; echo(sys.argv[1])"
+    process = subprocess.Popen([sys.executable, "-c", code, address], stdin=subprocess.PIPE)
     try:
-        transport.send(address, [transport.bind("there").encode()], timeout=WAIT_S)
-        message = transport.receive("there", timeout=WAIT_S)
-        transport.send(address, [*message, b"pong"], timeout=WAIT_S)
-        time.sleep(0.2)  # what was sent last may still be on its way
+        assert process.stdin is not None
+        process.stdin.write(plugin)
+        process.stdin.close()
+        yield process
     finally:
-        transport.close()
+        process.kill()
+        process.wait()
+
+
+def echo(address: str) -> None:
+    """The other process: say where it listens, and send the first message back with `pong` behind it."""
+    try:
+        cls, config = pickle.load(sys.stdin.buffer)
+    except (ImportError, AttributeError):
+        sys.exit(NOT_IMPORTABLE)
+    transport: Transport[Any] = cls(config)
+    transport.send(address, [transport.bind("there").encode()], timeout=WAIT_S)
+    message = transport.receive("there", timeout=WAIT_S)
+    transport.send(address, [*message, b"pong"], timeout=WAIT_S)
+    time.sleep(WAIT_S)  # what was sent last may still be on its way; the check ends this process
 
 
 def check_closing(case: TransportCase) -> None:
