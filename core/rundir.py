@@ -22,6 +22,7 @@ _OWN_NAMES = (
     *("config.yaml", "manifest.json", "metrics.jsonl", "report.html"),
     *("rollouts", "checkpoints", "model", "logs", "tensorboard", "profile"),
 )
+_open_handlers: set[logging.Handler] = set()
 _STEP_FILE = re.compile(r"step-(\d+)")
 
 
@@ -154,6 +155,7 @@ def log_to_file(path: Path, level: int = logging.INFO) -> logging.Handler:
     handler.setLevel(level)
     handler.setFormatter(logging.Formatter(_LOG_FORMAT))
     handler.addFilter(MaskingFilter())
+    _open_handlers.add(handler)
     logging.captureWarnings(True)
     for name in ("rollstock", "py.warnings"):
         logger = logging.getLogger(name)
@@ -167,3 +169,6 @@ def stop_logging(handler: logging.Handler) -> None:
     for name in ("rollstock", "py.warnings"):
         logging.getLogger(name).removeHandler(handler)
     handler.close()
+    _open_handlers.discard(handler)
+    if not _open_handlers:
+        logging.captureWarnings(False)  # where no log file is open, warnings go where they went before

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollstock.checkpoint import CheckpointStore
@@ -174,8 +175,9 @@ def test_a_checkpoint_without_scores_has_no_best_and_one_without_a_policy_is_ref
 
 
 def test_the_card_tells_how_it_was_trained_and_no_secret(run: Path, tmp_path: Path) -> None:
-    text = (run / "config.yaml").read_text().replace("prompt:", "system: hf_abcdefghijklmnopqrstuvwx\n  prompt:", 1)
-    (run / "config.yaml").write_text(text)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["environment"]["system"] = "hf_abcdefghijklmnopqrstuvwx"
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
     card = (export(run, tmp_path / "out", step=2) / "README.md").read_text()
     assert "hf_abcdefgh" not in card
     for told in ("`grpo` on `arithmetic`", "seed: 3", "| 1 | ", "| 2 | ", "eval/greedy/solved", "group_size: 4"):

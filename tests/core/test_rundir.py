@@ -127,8 +127,11 @@ def test_the_log_file_takes_records_and_warnings_and_masks_secrets(tmp_path: Pat
     finally:
         stop_logging(handler)
     logging.getLogger("rollstock.anything").info("after the end")
+    with pytest.warns(UserWarning, match="not for the log"):
+        warnings.warn("not for the log", UserWarning, stacklevel=1)
     text = (tmp_path / "logs" / "controller.log").read_text()
     assert f"key {MASK}" in text
     assert "mind the gap" in text
     assert "too small" not in text
     assert "after the end" not in text
+    assert "not for the log" not in text
