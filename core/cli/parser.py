@@ -77,7 +77,7 @@ def _add_runs(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     export.add_argument("run", metavar="RUN", type=Path, help="the run's directory")
     export.add_argument("--to", metavar="DIR", type=Path, required=True, help="the directory to write")
     export.add_argument("--step", type=_step, help="export the checkpoint of this step, or `best`; default: the newest")
-    export.add_argument("--dtype", default="float32", help="of the weights: float32, bfloat16 or float16")
+    export.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32", help="of the weights")
 
 
 def _add_looks(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
@@ -107,7 +107,11 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 
 def _step(text: str) -> int | str:
     """A step by number, or the words for the newest and the best."""
-    return text if text in ("best", "last") else int(text)
+    if text in ("best", "last"):
+        return text
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a step's number nor `best` nor `last`")
+    return int(text)
 
 
 def _lazy(function: str) -> Command:

@@ -46,7 +46,10 @@ def evaluate(options: argparse.Namespace, output: Output) -> int:
     prepare_environment()
     from rollstock.launch import evaluate as launch
 
-    return _end(launch(options.run, step=options.step), output)
+    outcome = launch(options.run, step=options.step)
+    for name, value in sorted(outcome.evaluation.items()):
+        output.line(f"{name}: {value:.4g}")
+    return _end(outcome, output)
 
 
 def export(options: argparse.Namespace, output: Output) -> int:
@@ -71,8 +74,6 @@ def _end(outcome: Outcome, output: Output) -> int:
     """Say how a run ended; the exit code."""
     if output.as_json:
         output.json(dataclasses.asdict(outcome))
-    for name, value in sorted(outcome.evaluation.items()):
-        output.line(f"{name}: {value:.4g}")
     if outcome.status != "checked":
         output.line(f"{outcome.status} after step {outcome.step} in {outcome.seconds:.1f} s: {outcome.directory}")
     if outcome.message:

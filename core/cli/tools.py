@@ -42,3 +42,15 @@ def doctor(options: argparse.Namespace, output: Output) -> int:
     ]
     output.table(("", "SUBJECT", "FINDING"), rows)
     return UserError.exit_code if any(finding.is_bad for finding in findings) else 0
+
+
+def new(options: argparse.Namespace, output: Output) -> int:
+    """Write a plugin package."""
+    from rollstock.kinds import get_kind
+    from rollstock.scaffold import new_plugin
+
+    path = new_plugin(get_kind(options.kind).name, options.name, options.dir)
+    if output.as_json:
+        output.json({"path": str(path)})
+    output.line(f"wrote {path}; next: cd {path} && pip install -e . && pytest")
+    return 0

@@ -70,7 +70,9 @@ _OLD_DIALECT: Any = yaml.SafeLoader("")
 
 
 def _represent_text(dumper: _ConfigDumper, text: str) -> yaml.ScalarNode:
-    """Quotes around whatever a reader of YAML 1.1 would not take for a text."""
+    """Quotes around whatever a reader of YAML 1.1 would not take for a text, or not for the same one."""
+    if any(mark in text for mark in "\x85\u2028\u2029\ufeff"):  # line breaks that PyYAML's other styles do not keep
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
     old = _OLD_DIALECT.resolve(yaml.ScalarNode, text, (True, False))
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if old.endswith(":str") else "'")
 

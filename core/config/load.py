@@ -7,20 +7,21 @@ OmegaConf's.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from rollstock.config.file import ConfigFile, read_config_file
-from rollstock.config.overrides import apply_overrides
+from rollstock.config.overrides import OVERRIDE, apply_overrides
 from rollstock.config.sections import spell_out
-from rollstock.conversion import build_config
+from rollstock.conversion import build_config, to_plain
 from rollstock.defaults import DEFAULT_PLUGINS
 from rollstock.errors import ConfigError
-from rollstock.kinds import KINDS, Kind
+from rollstock.kinds import KINDS
 from rollstock.schema import RunConfig
 from rollstock.section import Section
 
@@ -50,10 +51,10 @@ def config_from_values(file: ConfigFile, overrides: Sequence[str] = ()) -> RunCo
     origins = dict(file.origins)
     values = copy.deepcopy(file.values)
     spell_out(values, origins)
-    defaults = copy.deepcopy(DEFAULT_PLUGINS)
-    spell_out(defaults, {})
-    for kind in KINDS.values():
-        _drop_other_default(kind, defaults, values)
+    defaults = _defaults()
+    for name in defaults.keys() & values.keys():
+        if not isinstance(values[name], Mapping):
+            del defaults[name]  # none, or a mistake: it takes the default's place, in place of being merged with it
     merged = _resolve(defaults, values, origins, overrides, file.name)
     config = build_config(RunConfig, Section(merged, origins=origins), place="")
     config.origins = {key: origin for key, origin in origins.items() if key}
@@ -67,10 +68,13 @@ def config_from_values(file: ConfigFile, overrides: Sequence[str] = ()) -> RunCo
     return config
 
 
-def _drop_other_default(kind: Kind, defaults: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """A section that is not a mapping (none, a mistake) replaces its default, in place of being merged with it."""
-    if kind.section in values and not isinstance(values[kind.section], Mapping):
-        defaults.pop(kind.section, None)
+def _defaults() -> dict[str, Any]:
+    """The config of a file that says nothing, as plain data, so that interpolations may refer to defaults as well."""
+    fields = dataclasses.fields(RunConfig)
+    own = {field.name: field.default_factory() for field in fields if field.init and callable(field.default_factory)}
+    plugins = copy.deepcopy(DEFAULT_PLUGINS)
+    spell_out(plugins, {})
+    return {**to_plain(own), **plugins}
 
 
 def _resolve(
@@ -80,15 +84,30 @@ def _resolve(
         merged = OmegaConf.merge(OmegaConf.create(defaults), OmegaConf.create(values))
         assert isinstance(merged, DictConfig)
         apply_overrides(merged, origins, overrides)
-        plain = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
-    except MissingMandatoryValue as error:
-        raise ConfigError(f"{name}: a value is left open (???): {_one_line(error)}") from None
+        # a merge takes an open value of the file for none at all, so the file is asked as well
+        open_values = [key for key in _left_open(values, "") if origins.get(key) != OVERRIDE]
+        open_values += _left_open(OmegaConf.to_container(merged, resolve=False), "")
+        if open_values:
+            where = origins.get(open_values[0], name)
+            raise ConfigError(f"{where}: {open_values[0]} is left open (???): give it a value")
+        plain = OmegaConf.to_container(merged, resolve=True)
     except OmegaConfBaseException as error:
         path = getattr(error, "full_key", None) or ""
         where = origins.get(path, name)
         raise ConfigError(f"{where}: {path or 'the config'}: {_one_line(error)}") from None
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+def _left_open(value: Any, path: str) -> list[str]:
+    """The paths of the values that are `???`."""
+    if isinstance(value, Mapping):
+        return [
+            key for name, item in value.items() for key in _left_open(item, f"{path}.{name}" if path else str(name))
+        ]
+    if isinstance(value, list):
+        return [key for index, item in enumerate(value) for key in _left_open(item, f"{path}.{index}")]
+    return [path] if value == "???" else []
 
 
 def _one_line(error: Exception) -> str:
