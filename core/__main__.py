@@ -1,4 +1,4 @@
-"""`python -m rollstock`: the command line, for where the script `rollstock` is not on the path."""
+"""`python -m rollstock`, the same as the script `rollstock`."""
 
 import sys
 

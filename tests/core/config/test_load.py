@@ -2,7 +2,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollstock.config import (
@@ -217,6 +217,7 @@ def test_a_written_config_is_read_back_as_it_was(load, tmp_path: Path) -> None:
     assert complete_config(again, make_manager()) == config
 
 
+@settings(max_examples=40)
 @given(st.text(st.sampled_from(["$", "{", "}", "\\", "a", ":", " ", "?", "\n"]), min_size=1, max_size=12))
 def test_texts_that_look_like_interpolations_survive_writing_and_reading(tmp_path_factory, text: str) -> None:
     if text.strip() == "???":
