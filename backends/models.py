@@ -91,13 +91,15 @@ def _fill_token_ids(block: dict[str, Any], spec: ModelSpec) -> None:
         given = block.setdefault("vocab_size", spec.vocab_size)
         if isinstance(given, int) and given < spec.vocab_size:
             raise UserError(f"model.config: vocab_size {given} is less than the tokenizer's {spec.vocab_size} tokens")
-    block.setdefault("pad_token_id", spec.pad_token_id)
-    block.setdefault("bos_token_id", spec.bos_token_id)
-    if spec.eos_token_ids:
-        ids = list(spec.eos_token_ids)
-        block.setdefault("eos_token_id", ids[0] if len(ids) == 1 else ids)
-    else:
-        block.setdefault("eos_token_id", None)
+    eos = list(spec.eos_token_ids)
+    ids = {
+        "pad_token_id": spec.pad_token_id,
+        "bos_token_id": spec.bos_token_id,
+        "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
+    }
+    for key, value in ids.items():
+        if value is not None:
+            block.setdefault(key, value)
 
 
 def _from_config(config: PretrainedConfig, seed: int) -> PreTrainedModel:

@@ -33,7 +33,7 @@ def add_adapters(model: PreTrainedModel, config: LoRAConfig, seed: int) -> None:
         parameter.requires_grad_(False)
     settings = peft.LoraConfig(
         r=config.rank,
-        lora_alpha=config.alpha,  # type: ignore[arg-type]  # peft says int, and divides
+        lora_alpha=config.alpha,
         target_modules=list(config.targets) or "all-linear",
         lora_dropout=0.0,
         task_type="CAUSAL_LM",

@@ -137,10 +137,9 @@ class Network(nn.Module):
         return torch.cat(logprobs), torch.cat(entropies)
 
     def _value(self, hidden: Tensor) -> Tensor:
+        # Spelled out, because a linear layer would run in the lower precision that the transformer may run in.
         assert self.value_head is not None
-        with torch.autocast(hidden.device.type, enabled=False):
-            values: Tensor = self.value_head(hidden.float())
-        return values[:, 0]
+        return (hidden.float() * self.value_head.weight[0]).sum(dim=-1) + self.value_head.bias
 
 
 def _value_head(model: PreTrainedModel) -> nn.Linear:
