@@ -17,14 +17,14 @@ export HF_HUB_OFFLINE := 1
 export WANDB_MODE := offline
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test quick slow lint format types docs wheel bench clean distclean
+.PHONY: help demo test quick slow coverage lint format types docs wheel bench clean distclean
 
 help: ## list what make can do
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
 
 demo: $(VENV)/.demo ## train SmolLM2-135M to add single digits: under ten minutes on two cores
 	@$(BIN)/python examples/prepare_smollm2.py
-	$(BIN)/rollstock train examples/demo.yaml run.overwrite=true
+	$(BIN)/rollstock train examples/demo.yaml --overwrite
 	@$(BIN)/python examples/before_after.py runs/demo
 
 test: $(VENV)/.dev ## run all tests, the quick ones first
@@ -37,6 +37,10 @@ quick: $(VENV)/.dev ## run the quick tests
 
 slow: $(VENV)/.dev ## run the tests that take over ten seconds each
 	OMP_NUM_THREADS=1 $(PYTEST) -m slow --dist worksteal tests
+
+coverage: $(VENV)/.dev ## say which lines of core/ the last `make test COVERAGE=yes` left out; fails under 90%
+	$(BIN)/python -m coverage combine -q
+	$(BIN)/python -m coverage report
 
 lint: $(VENV)/.dev ## check style and layout
 	$(BIN)/ruff check .
