@@ -1,0 +1,19 @@
+"""The example config of a new package: a run that is over in seconds, with the new plugin in it."""
+
+from __future__ import annotations
+
+import copy
+
+from rollstock.config.dialect import dump
+from rollstock.defaults import EXAMPLE_RUN
+from rollstock.kinds import Kind
+
+
+def example_config(kind: Kind, name: str) -> str:
+    """The text of a config that trains the tiny example with the plugin `name`, where a config can name its kind."""
+    values = copy.deepcopy(EXAMPLE_RUN)
+    if kind.many:
+        values[kind.section] = [*values.get(kind.section, []), {"name": name}]
+    elif kind.section:
+        values[kind.section] = {"name": name}
+    return dump(values)
