@@ -272,9 +272,16 @@ def _wanted(request: GenerationRequest, sampling: Sampling) -> int:
 
 
 def _end_ids(model: PreTrainedModel, spec: ModelSpec, vocabulary: int) -> tuple[int, ...]:
-    """The ids that end a sequence, by the run's tokenizer, the model's config and its generation config together."""
+    """The ids that end a sequence, by the run's tokenizer and by the model's files or config block together.
+
+    What a config class has by default (id 2 for a Llama) says nothing about the tokenizer of a model made from a block.
+    """
     found = set(spec.eos_token_ids)
-    for config in (model.config, getattr(model, "generation_config", None)):
-        ids = getattr(config, "eos_token_id", None)
+    if spec.path is None:
+        said = [spec.config.get("eos_token_id")]
+    else:
+        configs = (model.config, getattr(model, "generation_config", None))
+        said = [getattr(config, "eos_token_id", None) for config in configs]
+    for ids in said:
         found |= {ids} if isinstance(ids, int) else set(ids or ())
     return tuple(sorted(token for token in found if 0 <= token < vocabulary))

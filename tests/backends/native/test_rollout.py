@@ -55,6 +55,7 @@ def test_greedy_equals_transformers_generate(
     name: str, make_engine: Callable[..., Native], make_model: Any, requests_of: Requests
 ) -> None:
     requests, model = requests_of(1), make_model(name)
+    model.generation_config.eos_token_id = None  # the argument below alone would fall back to it
     completions = make_engine(name).generate(requests, Sampling(temperature=0, max_new_tokens=14)).completions
     for request, completion in zip(requests, completions, strict=True):
         prompt = torch.tensor([request.prompt])
@@ -208,6 +209,21 @@ def test_the_end_of_sequence_id_ends_a_response_even_if_it_pads_and_comes_first(
     for completion in completions:
         assert first not in completion.tokens[:-1]
         assert (completion.tokens[-1] == first) == (completion.finish_reason == "stop")
+
+
+def test_only_end_ids_that_somebody_stated_end_a_response(
+    make_engine: Callable[..., Native], make_spec: Callable[..., ModelSpec], make_model: Any, tmp_path: Path
+) -> None:
+    assert make_engine(model=make_spec("llama"))._ends == ()  # not the 2 of the config class
+    stated = make_spec("llama", eos_token_ids=(7, 9))
+    assert make_engine(model=stated)._ends == (7, 9)
+    stated.config["eos_token_id"] = 5  # type: ignore[index]
+    assert make_engine(model=stated)._ends == (5, 7, 9)
+    model = make_model("llama")
+    model.generation_config.eos_token_id = [11, 12]
+    model.config.eos_token_id = 11
+    model.save_pretrained(tmp_path)
+    assert make_engine(model=ModelSpec(path=str(tmp_path), eos_token_ids=(3,)))._ends == (3, 11, 12)
 
 
 def test_no_tokens_left_is_an_empty_completion(
