@@ -1,8 +1,8 @@
 """Trajectories in columns: what travels through a step.
 
-For algorithm authors, who see response-only, right-padded `[B, T]` views with a boolean mask, and for backends, which see
-packed token streams. Nothing is padded inside: a column of tokens is stored flat, one value after the other, so that padding
-can neither cost memory nor be mistaken for data. What a column means is left to whoever declared it.
+For algorithm authors, who see response-only, right-padded `[B, T]` views with a boolean mask, and for backends, which
+see packed token streams. Nothing is padded inside: a column of tokens is stored flat, one value after the other, so
+that padding can neither cost memory nor be mistaken for data. What a column means is left to whoever declared it.
 """
 
 from __future__ import annotations
@@ -41,11 +41,16 @@ class Batch:
     """B trajectories in columns.
 
     A token column has one row for each of the N response tokens of all trajectories together and is read as a padded
-    `[B, T, ...]` view (`batch.advantages`, `batch["advantages"]`); a sequence column has one row a trajectory and is read
-    as it is, `[B, ...]`. Reading a column that is not there raises AttributeError or KeyError with what is there.
+    `[B, T, ...]` view (`batch.advantages`, `batch["advantages"]`); a sequence column has one row a trajectory and is
+    read as it is, `[B, ...]`. Reading a column that is not there raises AttributeError or KeyError with what is there.
     """
 
-    TOKEN_COLUMNS: ClassVar[tuple[str, ...]] = ("response", "action_mask", "rollout_logprobs", "versions")
+    TOKEN_COLUMNS: ClassVar[Mapping[str, torch.dtype]] = {
+        "response": torch.int64,
+        "action_mask": torch.bool,
+        "rollout_logprobs": torch.float32,
+        "versions": torch.int64,
+    }
 
     def __init__(
         self,
@@ -73,11 +78,12 @@ class Batch:
 
     @classmethod
     def from_trajectories(cls, trajectories: Sequence[Trajectory]) -> Batch:
-        """Put trajectories in columns; `scores` is the reward, 0 where it is None, and `scored` says where there is one."""
+        """Put trajectories in columns; `scores` is the reward, 0 where it is None, and `scored` says where there is
+        one."""
         lengths = torch.tensor([len(t.response) for t in trajectories], dtype=torch.int64)
         tokens = {
-            name: torch.cat([getattr(t, name) for t in trajectories]) if trajectories else torch.zeros(0)
-            for name in cls.TOKEN_COLUMNS
+            name: torch.cat([getattr(t, name) for t in trajectories] or [torch.zeros(0, dtype=kind)])
+            for name, kind in cls.TOKEN_COLUMNS.items()
         }
         for name in ("step_rewards", "observations", "actions"):
             if trajectories and all(getattr(t, name) is not None for t in trajectories):
@@ -139,8 +145,8 @@ class Batch:
     def __setitem__(self, name: str, value: Tensor) -> None:
         """Set a column: `[B, T, ...]` with T the longest response is one of tokens, `[B, ...]` one of sequences.
 
-        A `[B]` tensor is a sequence column; anything whose second dimension is T is a token column. Raises ValueError if
-        the first dimension is not B, or if the name belongs to a column of the other sort.
+        A `[B]` tensor is a sequence column; anything whose second dimension is T is a token column. Raises ValueError
+        if the first dimension is not B, or if the name belongs to a column of the other sort.
         """
         if value.dim() == 0 or len(value) != len(self):
             raise ValueError(f"column {name!r} must have {len(self)} rows, not shape {tuple(value.shape)}")
@@ -210,7 +216,8 @@ class Batch:
 
     @staticmethod
     def concat(batches: Iterable[Batch]) -> Batch:
-        """Join batches with the same columns, in order. Raises ValueError if the columns differ or there is no batch."""
+        """Join batches with the same columns, in order. Raises ValueError if the columns differ or there is no
+        batch."""
         parts = list(batches)
         if not parts:
             raise ValueError("there is no batch to join")
@@ -260,9 +267,9 @@ class PackedTokens:
     """All sequences of a batch, end to end, with no padding between them.
 
     `tokens` [L] int64; `lengths` [B], the tokens of each sequence; `positions` [L], each token's place in its sequence;
-    `predicts` [N] int64, for each response token the index in the stream of the token *before* it, whose logits predict it;
-    `targets` [N] int64, the response tokens. A response that has no token before it (an empty prompt) cannot be predicted:
-    building one raises ValueError.
+    `predicts` [N] int64, for each response token the index in the stream of the token *before* it, whose logits predict
+    it; `targets` [N] int64, the response tokens. A response that has no token before it (an empty prompt) cannot be
+    predicted: building one raises ValueError.
     """
 
     tokens: Tensor

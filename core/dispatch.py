@@ -34,8 +34,9 @@ def register(*, dispatch: Dispatch = "broadcast", sync: bool = True) -> Callable
     """Mark a worker's method as one that the controller may call.
 
     broadcast: every worker gets the same arguments; the result is rank 0's, metrics of all ranks are merged.
-    scatter: the first argument (a Batch or a list of generation requests) is split over the workers, balanced by tokens, the rest
-    is the same for all; results are put together in the order of the whole. rank_zero: only rank 0 is called.
+    scatter: the first argument (a Batch or a list of generation requests) is split over the workers, balanced by
+    tokens, the rest is the same for all; results are put together in the order of the whole. rank_zero: only rank 0 is
+    called.
     sync: False for a method that callers as a rule `submit` and do not wait for.
     """
 
@@ -57,7 +58,8 @@ def registration(worker: type, method: str) -> Registration:
 
 @dataclass(frozen=True)
 class Shares:
-    """A call cut up: for each rank that takes part its positional arguments, and the indices of the whole that it got."""
+    """A call cut up: for each rank that takes part its positional arguments, and the indices of the whole that it
+    got."""
 
     arguments: list[tuple[Any, ...]]
     indices: list[list[int]] | None
@@ -116,4 +118,3 @@ def _placed(parts: Sequence[Sequence[Any]], indices: Sequence[Sequence[int]]) ->
         for item, place in zip(part, places, strict=True):
             whole[place] = item
     return whole
-

@@ -1,13 +1,14 @@
 """The whole contract between rollstock and its plugins.
 
-First the providers, one for each kind of plugin: the six that give the framework its shape, then those that a run also needs.
-A provider is implemented by the module that an entry point names, and returns the class that a config then makes an instance of.
-Then the stages and listeners, in the order in which a run fires them. A stage is a first-result hook: the core's own
-implementation comes last, so that a plugin may answer in its place, or wrap it with `@hookimpl(wrapper=True)`.
-Hooks fire per step, never per token.
+First the providers, one for each kind of plugin: the six that give the framework its shape, then those that a run also
+needs. A provider is implemented by the module that an entry point names, and returns the class that a config then makes
+an instance of. Then the stages and listeners, in the order in which a run fires them. A stage is a first-result hook:
+the core's own implementation comes last, so that a plugin may answer in its place, or wrap it with
+`@hookimpl(wrapper=True)`. Hooks fire per step, never per token.
 
-What an instance of a kind must do is in `rollstock.interfaces`. Stages and listeners may be implemented by any plugin, as
-functions of its module or as methods of its class (which then see `self.config`); they fire only if the config names the plugin.
+What an instance of a kind must do is in `rollstock.interfaces`. Stages and listeners may be implemented by any plugin,
+as functions of its module or as methods of its class (which then see `self.config`); they fire only if the config names
+the plugin.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ hookimpl = pluggy.HookimplMarker("rollstock")
 def rollstock_algorithm() -> type[Algorithm[Any]]:
     """Give the algorithm class of this module.
 
-    Called once in every process that needs the algorithm, after the module is imported because a config names it. The return value is a subclass
-    of `rollstock.Algorithm`; anything else (an instance, None) is refused with the plugin's name.
+    Called once in every process that needs the algorithm, after the module is imported because a config names it. The
+    return value is a subclass of `rollstock.Algorithm`; anything else (an instance, None) is refused with the plugin's
+    name.
 
     Example:
 
@@ -63,7 +65,8 @@ def rollstock_algorithm() -> type[Algorithm[Any]]:
 def rollstock_backend() -> type[Backend[Any]]:
     """Give the backend class of this module: a subclass of `rollstock.Backend`, which holds a model and trains it.
 
-    Called once in every process that trains or scores with a model. Anything but such a class is refused with the plugin's name.
+    Called once in every process that trains or scores with a model. Anything but such a class is refused with the
+    plugin's name.
 
     Example:
 
@@ -77,7 +80,8 @@ def rollstock_backend() -> type[Backend[Any]]:
 def rollstock_router() -> type[Router[Any]]:
     """Give the router class of this module: a subclass of `rollstock.Router`, which chooses experts for tokens.
 
-    Called once in every process that holds a mixture-of-experts model. Anything but such a class is refused with the plugin's name.
+    Called once in every process that holds a mixture-of-experts model. Anything but such a class is refused with the
+    plugin's name.
 
     Example:
 
@@ -89,9 +93,11 @@ def rollstock_router() -> type[Router[Any]]:
 
 @hookspec
 def rollstock_compressor() -> type[Compressor[Any]]:
-    """Give the compressor class of this module: a subclass of `rollstock.Compressor`, which shrinks tensors for a network.
+    """Give the compressor class of this module: a subclass of `rollstock.Compressor`, which shrinks tensors for a
+    network.
 
-    Called once in every process that sends gradients or weights. Anything but such a class is refused with the plugin's name.
+    Called once in every process that sends gradients or weights. Anything but such a class is refused with the plugin's
+    name.
 
     Example:
 
@@ -120,7 +126,8 @@ def rollstock_device() -> type[Device[Any]]:
 def rollstock_scheduler() -> type[Scheduler[Any]]:
     """Give the scheduler class of this module: a subclass of `rollstock.Scheduler`, which decides sizes and places.
 
-    Called once in the controller and in every worker that cuts batches. Anything but such a class is refused with the plugin's name.
+    Called once in the controller and in every worker that cuts batches. Anything but such a class is refused with the
+    plugin's name.
 
     Example:
 
@@ -135,7 +142,8 @@ def rollstock_scheduler() -> type[Scheduler[Any]]:
 
 @hookspec
 def rollstock_rollout() -> type[Rollout[Any]]:
-    """Give the rollout class of this module: a subclass of `rollstock.Rollout`, which generates with the current weights.
+    """Give the rollout class of this module: a subclass of `rollstock.Rollout`, which generates with the current
+    weights.
 
     Called once in every process that generates. Anything but such a class is refused with the plugin's name.
 
@@ -149,9 +157,11 @@ def rollstock_rollout() -> type[Rollout[Any]]:
 
 @hookspec
 def rollstock_environment() -> type[Environment[Any]]:
-    """Give the environment class of this module: a subclass of `rollstock.Environment`, which hands out tasks and scores.
+    """Give the environment class of this module: a subclass of `rollstock.Environment`, which hands out tasks and
+    scores.
 
-    Called once in the controller and in every reward process. Anything but such a class is refused with the plugin's name.
+    Called once in the controller and in every reward process. Anything but such a class is refused with the plugin's
+    name.
 
     Example:
 
@@ -165,7 +175,8 @@ def rollstock_environment() -> type[Environment[Any]]:
 def rollstock_reward() -> type[Reward[Any]]:
     """Give the reward class of this module: a subclass of `rollstock.Reward`, which scores trajectories.
 
-    Called once in every reward process; a config may name several rewards. Anything but such a class is refused with the plugin's name.
+    Called once in every reward process; a config may name several rewards. Anything but such a class is refused with
+    the plugin's name.
 
     Example:
 
@@ -191,7 +202,8 @@ def rollstock_executor() -> type[Executor[Any]]:
 
 @hookspec
 def rollstock_transport() -> type[Transport[Any]]:
-    """Give the transport class of this module: a subclass of `rollstock.Transport`, which moves bytes between processes.
+    """Give the transport class of this module: a subclass of `rollstock.Transport`, which moves bytes between
+    processes.
 
     Called once in every process that sends or receives. Anything but such a class is refused with the plugin's name.
 
@@ -207,7 +219,8 @@ def rollstock_transport() -> type[Transport[Any]]:
 def rollstock_tracker() -> type[Tracker[Any]]:
     """Give the tracker class of this module: a subclass of `rollstock.Tracker`, which records metrics and samples.
 
-    Called once, in the controller; a config may name several trackers. Anything but such a class is refused with the plugin's name.
+    Called once, in the controller; a config may name several trackers. Anything but such a class is refused with the
+    plugin's name.
 
     Example:
 
@@ -239,8 +252,9 @@ def rollstock_extension() -> type[Extension[Any]]:
 def rollstock_run_start(run: Run) -> None:
     """A run begins, or goes on from a checkpoint.
 
-    Called once, after every worker is built and state is restored, before the first evaluation and step. `run` gives the config, the
-    directory, the roles and the step to begin at. Return values are not used. An exception ends the run.
+    Called once, after every worker is built and state is restored, before the first evaluation and step. `run` gives
+    the config, the directory, the roles and the step to begin at. Return values are not used. An exception ends the
+    run.
 
     Example:
 
@@ -254,9 +268,10 @@ def rollstock_run_start(run: Run) -> None:
 def rollstock_generate(run: Run, tasks: Sequence[Task]) -> Batch | None:
     """Stage 1: play every task with the current policy.
 
-    Called once a step, and again with more tasks when `rollstock_select` left too few. `tasks` are distinct; each is to be sampled
-    `run.algorithm.samples_per_prompt` times, side by side, with one group id. The first result that is not None is the batch; None passes on to the
-    next implementation, and at last to the core's, which asks the rollout role and the environment.
+    Called once a step, and again with more tasks when `rollstock_select` left too few. `tasks` are distinct; each is to
+    be sampled `run.algorithm.samples_per_prompt` times, side by side, with one group id. The first result that is not
+    None is the batch; None passes on to the next implementation, and at last to the core's, which asks the rollout role
+    and the environment.
 
     Example:
 
@@ -289,8 +304,9 @@ def rollstock_score(run: Run, batch: Batch) -> bool | None:
 def rollstock_select(run: Run, batch: Batch) -> Batch | None:
     """Stage 3: keep what is worth training on.
 
-    Called once for each scored batch. Return a batch with some of the trajectories (whole groups, as a rule); None passes on, at last to the core's
-    implementation, which drops what nobody scored and asks `Algorithm.select`. What is dropped is counted as a metric.
+    Called once for each scored batch. Return a batch with some of the trajectories (whole groups, as a rule); None
+    passes on, at last to the core's implementation, which drops what nobody scored and asks `Algorithm.select`. What is
+    dropped is counted as a metric.
 
     Example:
 
@@ -304,8 +320,9 @@ def rollstock_select(run: Run, batch: Batch) -> Batch | None:
 def rollstock_prepare(run: Run, batch: Batch) -> bool | None:
     """Stage 4: add the columns that the algorithm declared: `old_logprobs`, `ref_logprobs`, `values`, ...
 
-    Called once a step, before any update. Return True when all of them are there; None passes on, at last to the core's implementation, which asks
-    the roles. An extension that adds a column of its own says so in `Extension.provides` and wraps this stage.
+    Called once a step, before any update. Return True when all of them are there; None passes on, at last to the core's
+    implementation, which asks the roles. An extension that adds a column of its own says so in `Extension.provides` and
+    wraps this stage.
 
     Example:
 
@@ -321,8 +338,8 @@ def rollstock_prepare(run: Run, batch: Batch) -> bool | None:
 def rollstock_advantages(run: Run, batch: Batch) -> bool | None:
     """Stage 5: fill the token column `advantages` `[B, T]`, 0 on masked tokens.
 
-    Called once a step. Return True when it is there; None passes on, at last to the core's implementation, which asks `Algorithm.advantages` and
-    refuses values that are not finite.
+    Called once a step. Return True when it is there; None passes on, at last to the core's implementation, which asks
+    `Algorithm.advantages` and refuses values that are not finite.
 
     Example:
 
@@ -338,8 +355,8 @@ def rollstock_advantages(run: Run, batch: Batch) -> bool | None:
 def rollstock_update(run: Run, batch: Batch) -> Metrics | None:
     """Stage 6: train the actor, and the critic where there is one.
 
-    Called once a step. Return the metrics of the updates; None passes on, at last to the core's implementation: `train.epochs` times over
-    `train.mini_batches` optimizer updates, each cut into micro-batches by the scheduler.
+    Called once a step. Return the metrics of the updates; None passes on, at last to the core's implementation:
+    `train.epochs` times over `train.mini_batches` optimizer updates, each cut into micro-batches by the scheduler.
 
     Example:
 
@@ -355,8 +372,8 @@ def rollstock_update(run: Run, batch: Batch) -> Metrics | None:
 def rollstock_sync(run: Run) -> bool | None:
     """Stage 7: bring the new weights to the generators.
 
-    Called once a step, after the update, and once at the start. Return True when they have landed; None passes on, at last to the core's
-    implementation, which compares the fingerprints of both sides.
+    Called once a step, after the update, and once at the start. Return True when they have landed; None passes on, at
+    last to the core's implementation, which compares the fingerprints of both sides.
 
     Example:
 
@@ -397,24 +414,11 @@ def rollstock_evaluation_end(run: Run, step: int, metrics: Mapping[str, float]) 
 
 
 @hookspec
-def rollstock_checkpoint_saved(run: Run, step: int, path: Path) -> None:
-    """A checkpoint is complete on disk.
-
-    Called after `path` has its final name. Return values are not used; an exception ends the run, which can be resumed.
-
-    Example:
-
-        @hookimpl
-        def rollstock_checkpoint_saved(run, step, path):
-            upload(path)
-    """
-
-
-@hookspec
 def rollstock_step_end(run: Run, step: int, metrics: Mapping[str, float]) -> None:
-    """A step is finished: trained, recorded, evaluated and saved if it was time for that.
+    """A step is finished: trained, recorded, and evaluated if it was time for that.
 
-    Called once a step; `step` counts from 1. Return values are not used.
+    Called once a step; `step` counts from 1. What a plugin's `state()` gives after it is what a checkpoint of this step
+    keeps. Return values are not used.
 
     Example:
 
@@ -422,6 +426,21 @@ def rollstock_step_end(run: Run, step: int, metrics: Mapping[str, float]) -> Non
         def rollstock_step_end(run, step, metrics):
             if metrics["reward/mean"] > 0.99:
                 run.stop("the task is solved")
+    """
+
+
+@hookspec
+def rollstock_checkpoint_saved(run: Run, step: int, path: Path) -> None:
+    """A checkpoint is complete on disk.
+
+    Called after `path` has its final name. What a plugin changes of itself here is not in that checkpoint. Return
+    values are not used; an exception ends the run, which can be resumed.
+
+    Example:
+
+        @hookimpl
+        def rollstock_checkpoint_saved(run, step, path):
+            upload(path)
     """
 
 
@@ -443,8 +462,9 @@ def rollstock_worker_failed(run: Run, role: str, rank: int, error: BaseException
 def rollstock_run_end(run: Run, status: str) -> None:
     """A run ends.
 
-    Called once, whatever the reason; `status` is `finished`, `interrupted` (a signal; a checkpoint was written) or `failed`.
-    Return values are not used.
+    Called once for each start, whatever the reason; `status` is `finished`, `interrupted` (by a signal; a checkpoint of
+    the last finished step was written, unless a second one did not wait for it) or `failed`. Return values are not
+    used.
 
     Example:
 

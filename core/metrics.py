@@ -1,7 +1,7 @@
 """Metrics that carry how they are reduced, from where they are made to where they are written.
 
-For whoever measures something inside a step: a value made in a micro-batch, on a rank or in an epoch is combined with its
-likes by the reducer that it carries. Nothing is ever inferred from a metric's name.
+For whoever measures something inside a step: a value made in a micro-batch, on a rank or in an epoch is combined with
+its likes by the reducer that it carries. Nothing is ever inferred from a metric's name.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ REDUCERS: tuple[Reducer, ...] = ("mean", "sum", "max", "min", "last")
 class Metric:
     """One measured value, the weight that it has in a mean, and the way it combines with others of its name.
 
-    `mean` is the weighted mean (weight: how many tokens, sequences or seconds stand behind the value), and a weight of 0
-    drops out; `sum`, `max`, `min` and `last` ignore the weight. Raises ValueError for an unknown reducer or a negative weight.
+    `mean` is the weighted mean (weight: how many tokens, sequences or seconds stand behind the value), and a weight of
+    0 drops out; `sum`, `max`, `min` and `last` ignore the weight. Raises ValueError for an unknown reducer or a
+    negative weight.
     """
 
     value: float

@@ -1,7 +1,7 @@
 """What an algorithm's loss sees: a slice of the batch with the model's outputs, and the counts of the whole batch.
 
-For algorithm authors. A loss is written once, for `[B, T]` tensors, and gives the same gradient however the batch was cut,
-because `MicroBatch.loss` divides by the counts of the whole mini-batch (`Totals`), never by those of the slice.
+For algorithm authors. A loss is written once, for `[B, T]` tensors, and gives the same gradient however the batch was
+cut, because `MicroBatch.loss` divides by the counts of the whole mini-batch (`Totals`), never by those of the slice.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rollstock.reduction import AggregationMode, aggregate
 class Totals:
     """Counts over one optimizer update: every micro-batch on every rank.
 
-    tokens: action tokens; sequences: trajectories with at least one action token; response_limit: the most tokens that a
-    response may have, a constant of the run.
+    tokens: action tokens; sequences: trajectories with at least one action token; response_limit: the most tokens that
+    a response may have, a constant of the run.
     """
 
     tokens: int
@@ -48,8 +48,9 @@ class Loss:
 class MicroBatch:
     """A slice of b trajectories, padded to `[b, T]`, with what the model in training says of it.
 
-    `logprobs` (and `entropy` or `values`, if the algorithm asked for them) are `[b, T]` and carry gradients; every column of
-    the batch is an attribute without one. Reading a column that nobody provides raises AttributeError with what is there.
+    `logprobs` (and `entropy` or `values`, if the algorithm asked for them) are `[b, T]` and carry gradients; every
+    column of the batch is an attribute without one. Reading a column that nobody provides raises AttributeError with
+    what is there.
     """
 
     def __init__(self, batch: Batch, totals: Totals, outputs: Mapping[str, Tensor]) -> None:
@@ -78,7 +79,8 @@ class MicroBatch:
         mode: AggregationMode = "token_mean",
         name: str = "actor/pg_loss",
     ) -> Loss:
-        """Reduce losses per token `[b, T]` to this slice's share of the mini-batch's loss, recorded as the metric `name`.
+        """Reduce losses per token `[b, T]` to this slice's share of the mini-batch's loss, recorded as the metric
+        `name`.
 
         `mode` is how tokens and sequences are averaged (see `aggregate`). Values in masked slots do not count.
         """

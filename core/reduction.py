@@ -1,6 +1,7 @@
 """How the losses of tokens become one scalar: sums over counts that may be global, so that slices add up.
 
-For `MicroBatch.loss`, and for authors of algorithms, who find it among the functions of `rollstock.algorithms.functional`.
+For `MicroBatch.loss`, and for authors of algorithms, who find it among the functions of
+`rollstock.algorithms.functional`.
 """
 
 from __future__ import annotations

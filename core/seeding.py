@@ -1,7 +1,7 @@
 """Seeds for every random stream of a run, each a function of what it is for.
 
-Nothing keeps a generator between steps: a stream is named by labels (purpose, step, index, ...), so that a resumed run draws
-what an uninterrupted one would have drawn, and a sample does not depend on its neighbours.
+Nothing keeps a generator between steps: a stream is named by labels (purpose, step, index, ...), so that a resumed run
+draws what an uninterrupted one would have drawn, and a sample does not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import random
 
 
 def derive_seed(seed: int, *labels: str | int) -> int:
-    """A seed in [0, 2**63) for the stream that `labels` name, from a run's `seed` (SHA-256, so that labels do not collide)."""
+    """A seed in [0, 2**63) for the stream that `labels` name, from a run's `seed` (SHA-256, so that labels do not
+    collide)."""
     text = "\x1f".join([str(seed), *(f"{type(label).__name__}:{label}" for label in labels)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 

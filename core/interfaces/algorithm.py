@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Algorithm(Plugin[C]):
     """One method of reinforcement learning.
 
-    An algorithm sees `[B, T]` views only: it knows neither engines nor chips, and it is the same object in a test, on a laptop
-    and on a cluster. Its `loss` is called in the workers that train, everything else in the controller.
+    An algorithm sees `[B, T]` views only: it knows neither engines nor chips, and it is the same object in a test, on a
+    laptop and on a cluster. Its `loss` is called in the workers that train, everything else in the controller.
     """
 
     needs: ClassVar[Set[str]] = frozenset()
@@ -30,14 +30,15 @@ class Algorithm(Plugin[C]):
     them, and is refused before its first step if nobody does. An option may decide: override `needed_columns`."""
 
     early: ClassVar[Set[str]] = frozenset()
-    """Those of `needs` that `advantages` reads already. Only `old_logprobs` makes a difference: with one update a step and no
-    early reader they are taken from the training forward itself, which saves a pass over the batch."""
+    """Those of `needs` that `advantages` reads already. Only `old_logprobs` makes a difference: with one update a step
+    and no early reader they are taken from the training forward itself, which saves a pass over the batch."""
 
     trains_with: ClassVar[Set[str]] = frozenset({"logprobs"})
     """What `loss` needs of the actor's model with a gradient: `logprobs`, `entropy`."""
 
     refill_rounds: int = 0
-    """How often a step may generate again, with new tasks, while `select` left fewer than `train.prompts_per_step` groups."""
+    """How often a step may generate again, with new tasks, while `select` left fewer than `train.prompts_per_step`
+    groups."""
 
     def needed_columns(self) -> Set[str]:
         """`needs`, as the options have it (a KL coefficient of 0 needs no reference model)."""
@@ -64,7 +65,8 @@ class Algorithm(Plugin[C]):
         return ()
 
     def select(self, batch: Batch) -> Sequence[int] | None:
-        """Indices of the trajectories to train on, or None for all. Called after scoring, before any column is prepared."""
+        """Indices of the trajectories to train on, or None for all. Called after scoring, before any column is
+        prepared."""
         return None
 
     @abstractmethod

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class BackendState:
     """All that a backend needs to go on as if never stopped: tensors in named parts, and the rest as JSON.
 
-    The part `model` holds the weights under their Hugging Face names (a LoRA adapter and a value head under names of their
-    own), the part `optimizer` the optimizer's tensors.
+    The part `model` holds the weights under their Hugging Face names (a LoRA adapter and a value head under names of
+    their own), the part `optimizer` the optimizer's tensors.
     """
 
     tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
@@ -36,18 +36,19 @@ class Backend(Plugin[C]):
     """Trains one model of one role. Batches come from and go back to the CPU; what happens between is the backend's."""
 
     @abstractmethod
-    def setup(self, model: ModelSpec, device: Device, *, trainable: bool, total_updates: int) -> None:
+    def setup(self, model: ModelSpec, device: Device[Any], *, trainable: bool, total_updates: int) -> None:
         """Build the model on the device; called once, before everything else.
 
-        A model that is not `trainable` (a reference) gets no optimizer. `total_updates` is the number of calls of `update`
-        that the run will make, for learning-rate schedules. Raises UserError for a model that cannot be had.
+        A model that is not `trainable` (a reference) gets no optimizer. `total_updates` is the number of calls of
+        `update` that the run will make, for learning-rate schedules. Raises UserError for a model that cannot be had.
         """
 
     @abstractmethod
     def forward(
         self, batch: Batch, columns: Sequence[str], *, temperature: float, micro_batches: Sequence[Sequence[int]]
     ) -> dict[str, Tensor]:
-        """What the model says of the responses, without gradients: one flat `[N]` float32 tensor (CPU) for each of `columns`.
+        """What the model says of the responses, without gradients: one flat `[N]` float32 tensor (CPU) for each of
+        `columns`.
 
         columns: `logprobs` and `entropy` (nats, of the distribution at `temperature`), `values` for a value head.
         micro_batches: indices into the batch, each trajectory once; how they are cut changes nothing but memory.

@@ -32,7 +32,8 @@ class Payload:
 
 
 class Compressor(Plugin[C]):
-    """Compresses gradients and weights. A lossy one may keep what it left out (`key` names the stream) and send it later."""
+    """Compresses gradients and weights. A lossy one may keep what it left out (`key` names the stream) and send it
+    later."""
 
     @abstractmethod
     def compress(self, tensor: Tensor, *, key: str) -> Payload:

@@ -1,4 +1,5 @@
-"""The device kind: the chip. The core and the backends reach memory, streams, seeds and collectives through it alone."""
+"""The device kind: the chip. The core and the backends reach memory, streams, seeds and collectives through it
+alone."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Device(Plugin[C]):
 
     @abstractmethod
     def unavailable(self) -> str | None:
-        """Why this chip cannot be used here (package missing, package broken, no driver, no device) and what to do; or None."""
+        """Why this chip cannot be used here (package missing, package broken, no driver, no device) and what to do; or
+        None."""
 
     @abstractmethod
     def count(self) -> int:

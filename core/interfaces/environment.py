@@ -17,8 +17,8 @@ Message: TypeAlias = dict[str, str]
 class Task:
     """One thing to do. It is plain data: it travels to reward processes and into the run's files.
 
-    prompt: chat messages (`[{"role": "user", "content": ...}]`), rendered by the tokenizer's chat template; or a text, encoded
-    as it is; or token ids. answer: what a score compares with; None where there is no single one.
+    prompt: chat messages (`[{"role": "user", "content": ...}]`), rendered by the tokenizer's chat template; or a text,
+    encoded as it is; or token ids. answer: what a score compares with; None where there is no single one.
     """
 
     id: str
@@ -44,7 +44,8 @@ class Sample:
 
 
 class Environment(Plugin[C]):
-    """A source of tasks. `task` is a pure function of (config, split, index), so that a run can be repeated and resumed."""
+    """A source of tasks. `task` is a pure function of (config, split, index), so that a run can be repeated and
+    resumed."""
 
     def setup(self, seed: int) -> None:
         """Read files, draw splits; called once in every process that needs the environment. Raises UserError."""
@@ -60,8 +61,8 @@ class Environment(Plugin[C]):
     def respond(self, task: Task, turns: Sequence[Message], state: dict[str, Any]) -> str | None:
         """The other side's reply to the policy's latest turn, or None at the end of the episode (single turn: always).
 
-        turns: the conversation after the prompt, alternating `assistant` and `user`; state: a dict of the episode's own,
-        of JSON data, that the environment may change.
+        turns: the conversation after the prompt, alternating `assistant` and `user`; state: a dict of the episode's
+        own, of JSON data, that the environment may change.
         """
         return None
 

@@ -13,10 +13,11 @@ from rollstock.plugin import C, Plugin
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """The workers of one role: what builds each (a picklable callable of `kwargs` plus rank and world_size), and what each gets.
+    """The workers of one role: what builds each (a picklable callable of `kwargs` plus rank and world_size), and what
+    each gets.
 
-    devices: indices of the accelerators that the workers use, one each, in order of rank; empty leaves it to the executor. cpus: cores
-    for each worker.
+    devices: indices of the accelerators that the workers use, one each, in order of rank; empty leaves it to the
+    executor. cpus: cores for each worker.
     """
 
     role: str
@@ -29,7 +30,8 @@ class WorkerSpec:
 
 
 class WorkerGroup:
-    """The workers of one role, called as one. Methods of the worker class carry `@register`, which says how to split a call."""
+    """The workers of one role, called as one. Methods of the worker class carry `@register`, which says how to split a
+    call."""
 
     role: str
 
@@ -42,7 +44,8 @@ class WorkerGroup:
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a registered method and gather what it returns, as its marker says; waits for the end.
 
-        Raises RunError if the method is not registered, and whatever the worker raised, with the role and rank in a note.
+        Raises RunError if the method is not registered, and whatever the worker raised, with the role and rank in a
+        note.
         """
 
     @abstractmethod

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 class Reward(Plugin[C]):
     """Scores one sample at a time, in a process of its own, under a time limit.
 
-    The core sums the rewards of a config, each times its `weight` (an option of the core's that every entry of `rewards` may
-    set); one that abstains counts nothing, and a sample of which all abstain has no score and is not trained on.
+    The core sums the rewards of a config, each times its `weight` (an option of the core's that every entry of
+    `rewards` may set); one that abstains counts nothing, and a sample of which all abstain has no score and is not
+    trained on.
     """
 
     def setup(self, environment: Environment[Any]) -> None:

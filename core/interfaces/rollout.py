@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Sampling:
     """How tokens are chosen. temperature 0 is greedy; top_p 1 and top_k 0 are off.
 
-    stop: strings that end a response when they appear in its decoded text (they stay in it); stop_token_ids: ids that do,
-    the model's end-of-sequence ids always among them.
+    stop: strings that end a response when they appear in its decoded text (they stay in it); stop_token_ids: ids that
+    do, the model's end-of-sequence ids always among them.
     """
 
     temperature: float = 1.0
@@ -50,8 +50,8 @@ class Completion:
     """What was sampled for one request: T token ids as sampled, and their log-probs.
 
     logprobs: nats, at the sampling temperature, of the whole distribution (before top-k and top-p cut it), so that the
-    trainer recomputes the same number; greedy decoding reports them at temperature 1. finish_reason: `stop` (a stop id or string, which is the last of
-    the tokens) or `length`. versions: the policy version of each token.
+    trainer recomputes the same number; greedy decoding reports them at temperature 1. finish_reason: `stop` (a stop id
+    or string, which is the last of the tokens) or `length`. versions: the policy version of each token.
     """
 
     tokens: list[int]
@@ -73,19 +73,20 @@ class Rollout(Plugin[C]):
     """An engine that generates. A response depends on the weights, its prompt, the sampling and its own seed alone."""
 
     @abstractmethod
-    def setup(self, model: ModelSpec, device: Device, tokenizer: Any) -> None:
+    def setup(self, model: ModelSpec, device: Device[Any], tokenizer: Any) -> None:
         """Build the engine; called once, before everything else. `tokenizer` is a Hugging Face one, or None."""
 
     @abstractmethod
     def generate(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> GenerationResult:
-        """Sample every request to its end. Raises UserError for a prompt that is empty or longer than the model can read."""
+        """Sample every request to its end. Raises UserError for a prompt that is empty or longer than the model can
+        read."""
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int, *, alias: bool = False) -> None:
         """Take the trainer's weights; caches made with older ones are gone afterwards.
 
-        alias: the engine may use the very tensors (same process, same device, no update while generating) in place of a copy.
-        Raises RunError if a weight is missing, unknown or of another shape.
+        alias: the engine may use the very tensors (same process, same device, no update while generating) in place of a
+        copy. Raises RunError if a weight is missing, unknown or of another shape.
         """
 
     @abstractmethod

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerLoad:
-    """How busy a role is: its workers, the tasks that wait, and the share of time that workers spent working (0 to 1)."""
+    """How busy a role is: its workers, the tasks that wait, and the share of time that workers spent working (0 to
+    1)."""
 
     role: str
     num_workers: int
@@ -30,8 +31,8 @@ class Scheduler(Plugin[C]):
     ) -> list[list[int]] | None:
         """Cut sequences of `lengths` tokens into micro-batches: lists of indices, each index once.
 
-        groups: sequences of one group share a prompt, and are cheaper together; num_parts: ranks that must each get the same
-        number of micro-batches (a multiple of it is returned, rank r takes the lists r, r + num_parts, ...).
+        groups: sequences of one group share a prompt, and are cheaper together; num_parts: ranks that must each get the
+        same number of micro-batches (a multiple of it is returned, rank r takes the lists r, r + num_parts, ...).
         """
         return None
 

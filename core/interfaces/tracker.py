@@ -15,7 +15,8 @@ from rollstock.plugin import C, Plugin
 class RunInfo:
     """What a tracker is told of a run: its name, directory, resolved config, and the number of steps planned.
 
-    resumed_at: the step whose checkpoint the run goes on from (its records up to it stay, later ones are void); None at first.
+    resumed_at: the step whose checkpoint the run goes on from (its records up to it stay, later ones are void); None at
+    first.
     """
 
     name: str
@@ -40,13 +41,15 @@ class Tracker(Plugin[C]):
         """The metrics of an evaluation after `step` steps (0: before the first)."""
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """The trajectories of a step: step, group, task_id, prompt, response, reward, rewards, finish_reason, num_tokens, advantage."""
+        """The trajectories of a step: step, group, task_id, prompt, response, reward, rewards, finish_reason,
+        num_tokens, advantage."""
 
     def message(self, text: str) -> None:
         """A sentence for the person who watches."""
 
     def state(self) -> dict[str, Any]:
-        """What must survive a restart (a run id, a file position), as JSON; everything logged so far is on disk by then."""
+        """What must survive a restart (a run id, a file position), as JSON; everything logged so far is on disk by
+        then."""
         return {}
 
     def finish(self, status: str) -> None:

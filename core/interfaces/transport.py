@@ -16,7 +16,8 @@ class Transport(Plugin[C]):
 
     @abstractmethod
     def bind(self, name: str) -> str:
-        """Open an endpoint to receive on; returns the address that senders need. Only loopback unless an option says else."""
+        """Open an endpoint to receive on; returns the address that senders need. Only loopback unless an option says
+        else."""
 
     @abstractmethod
     def send(self, address: str, buffers: Sequence[Buffer], *, timeout: float | None = None) -> None:

@@ -15,9 +15,7 @@ class Worker:
 
     @register(dispatch="scatter")
     def generate(self, requests):
-        done = [
-            Completion(tokens=[r.seed], logprobs=[0.0], finish_reason="stop", versions=[0]) for r in requests
-        ]
+        done = [Completion(tokens=[r.seed], logprobs=[0.0], finish_reason="stop", versions=[0]) for r in requests]
         return GenerationResult(done, {"n": Metric(len(requests), 1.0, "sum")})
 
     @register(dispatch="scatter", sync=False)
@@ -101,7 +99,9 @@ def test_a_scattered_batch_is_balanced_by_tokens(batch):
 
 
 def test_an_unmarked_method_is_named_with_those_that_are_marked():
-    with pytest.raises(RunError, match="no registered method 'unmarked'; it has: forward, generate, name, update, weights"):
+    with pytest.raises(
+        RunError, match="no registered method 'unmarked'; it has: forward, generate, name, update, weights"
+    ):
         registration(Worker, "unmarked")
 
 

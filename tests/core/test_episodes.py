@@ -112,7 +112,9 @@ def test_samples_of_a_task_stand_side_by_side_with_one_group_and_seeds_of_their_
     silent = Talk()
     silent.rounds = 0
     script = Script(([X], "stop"))
-    episodes, _ = play(script, environment=silent, tasks=[Task(id="0", prompt="a"), Task(id="1", prompt="b")], samples=3)
+    episodes, _ = play(
+        script, environment=silent, tasks=[Task(id="0", prompt="a"), Task(id="1", prompt="b")], samples=3
+    )
     assert [e.group for e in episodes] == [0, 0, 0, 1, 1, 1]
     assert [e.seed for e in episodes] == [0, 10, 20, 100, 110, 120]
     assert len({id(e.state) for e in episodes}) == 6

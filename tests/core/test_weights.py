@@ -9,7 +9,12 @@ from rollstock import fingerprint
 @pytest.fixture
 def weights():
     torch.manual_seed(0)
-    return {"a": torch.randn(300, 50), "b": torch.randn(5), "c": torch.randn(20, 3).to(torch.bfloat16), "d": torch.tensor(2)}
+    return {
+        "a": torch.randn(300, 50),
+        "b": torch.randn(5),
+        "c": torch.randn(20, 3).to(torch.bfloat16),
+        "d": torch.tensor(2),
+    }
 
 
 def test_order_and_memory_layout_do_not_matter(weights):
