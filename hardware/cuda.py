@@ -45,7 +45,7 @@ class CUDA(Accelerator[CUDAConfig]):
         if hidden is not None and hidden.strip() in ("", "-1"):
             return f"device cuda: CUDA_VISIBLE_DEVICES={hidden!r} hides every GPU from this process; unset it"
         try:
-            torch.cuda.init()
+            self.api().init()
         except (RuntimeError, AssertionError) as error:
             said = str(error).splitlines()[0]
             return f"device cuda: torch finds no usable GPU: {said}; see `nvidia-smi`, or choose device: cpu"

@@ -77,7 +77,7 @@ def invert(weights: Tensor, uniform: Tensor) -> Tensor:
     """
     size = weights.shape[-1]
     whole = size // _BLOCK * _BLOCK
-    sums = weights[:, :whole].unflatten(-1, (whole // _BLOCK, _BLOCK)).sum(dim=-1)
+    sums = weights[:, :whole].view(len(weights), whole // _BLOCK, _BLOCK).sum(dim=-1)
     if whole < size:
         sums = torch.cat([sums, weights[:, whole:].sum(dim=-1, keepdim=True)], dim=-1)
     block, rest = _search(sums.double(), uniform)
