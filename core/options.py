@@ -47,6 +47,16 @@ class Option:
         """Whether the option has no default."""
         return self.default is REQUIRED
 
+    @property
+    def bounds(self) -> str:
+        """What its value must keep to besides its type, in words: `at least 1, at most 9`; empty if nothing."""
+        limits = [
+            f"at least {self.minimum:g}" if self.minimum is not None else "",
+            f"at most {self.maximum:g}" if self.maximum is not None else "",
+            f"one of {', '.join(map(str, self.choices))}" if self.choices else "",
+        ]
+        return ", ".join(limit for limit in limits if limit)
+
 
 def option(
     default: T,

@@ -95,7 +95,7 @@ def _show(query: str, output: Output) -> int:
         for option in described:
             default = " (required)" if option.required else f" = {_shown(option.default)}"
             output.line(f"  {option.name}: {option.type}{default}")
-            output.line(f"      {option.help}{_bounds(option)}")
+            output.line(f"      {option.help}{f' ({option.bounds})' if option.bounds else ''}")
     kind = KINDS[entry.kind]
     if kind.section:
         section = f"{{name: {entry.name}}}"
@@ -119,16 +119,6 @@ def _option_facts(option: Option) -> dict[str, Any]:
 
 def _shown(default: Any) -> str:
     return "none" if default is None else str(default).lower() if isinstance(default, bool) else repr(default)
-
-
-def _bounds(option: Option) -> str:
-    limits = [
-        f"at least {option.minimum:g}" if option.minimum is not None else "",
-        f"at most {option.maximum:g}" if option.maximum is not None else "",
-        f"one of {', '.join(map(str, option.choices))}" if option.choices else "",
-    ]
-    stated = ", ".join(limit for limit in limits if limit)
-    return f" ({stated})" if stated else ""
 
 
 def _check(query: str | None, output: Output) -> int:
