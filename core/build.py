@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Set
+import logging
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollstock.checkpoint import CheckpointStore
 from rollstock.columns import roles_needed
 from rollstock.episodes import Player
-from rollstock.errors import ConfigError
+from rollstock.errors import ConfigError, noted
 from rollstock.evaluation import Evaluator
 from rollstock.interfaces.algorithm import Algorithm
 from rollstock.interfaces.environment import Environment
-from rollstock.interfaces.executor import Executor, WorkerSpec
+from rollstock.interfaces.executor import Executor, WorkerGroup, WorkerSpec
 from rollstock.interfaces.extension import Extension
 from rollstock.interfaces.model import ModelSpec
 from rollstock.interfaces.rollout import Sampling
@@ -34,6 +35,9 @@ from rollstock.tracking import Trackers
 
 if TYPE_CHECKING:
     from rollstock.schema import RunConfig
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -60,7 +64,10 @@ def choose(config: RunConfig) -> Parts:
     roles = roles_needed(algorithm.plugin_name, algorithm.needed_columns(), provided)
     refuse_silent_failures(config, algorithm)
     environment = manager.create_as(Environment, config.environment)
-    environment.setup(derive_seed(config.train.seed, "environment"))
+    with noted(f"environment {environment.plugin_name!r} raised this in setup"):
+        environment.setup(derive_seed(config.train.seed, "environment"))
+    evaluates = config.evaluation.at_start or config.evaluation.at_end or config.evaluation.every > 0
+    TaskSource(environment, config.train.seed).check(heldout=evaluates)
     return Parts(
         manager=manager,
         algorithm=algorithm,
@@ -114,24 +121,44 @@ def sampling_of(config: RunConfig, tokenizer: Any) -> Sampling:
     )
 
 
-def build(config: RunConfig, directory: Path, parts: Parts, interrupt: Interrupt, *, only_generate: bool = False) -> Run:
+def build(
+    config: RunConfig, directory: Path, parts: Parts, interrupt: Interrupt, *, only_generate: bool = False
+) -> Run:
     """Start the roles and put the run together. Raises UserError for what only a started worker can find out.
 
     only_generate: for evaluation, without critic and reference.
     """
     executor = parts.manager.create_as(Executor, config.executor)
+    roles: dict[str, WorkerGroup] = {}
     try:
-        return _assemble(config, directory, parts, interrupt, executor, only_generate)
+        for role in parts.roles:
+            if not (only_generate and role in ("critic", "reference")):
+                roles[role] = executor.start(worker_spec(config, role, parts.tokenizer))
+        return _assemble(config, directory, parts, interrupt, executor, roles)
     except BaseException:
-        executor.shutdown()
+        with interrupt.deferred():
+            _end(executor, roles)
         raise
 
 
+def _end(executor: Executor[Any], roles: Mapping[str, WorkerGroup]) -> None:
+    """End what was started before another start failed; that one's error is what the user shall see."""
+    ends: list[Callable[[], Any]] = [functools.partial(group.call, "close") for group in roles.values()]
+    for end in [*ends, executor.shutdown]:
+        try:
+            end()
+        except Exception as error:  # whatever a plugin raises
+            logger.warning("after a failed start: %s", error, exc_info=error)
+
+
 def _assemble(
-    config: RunConfig, directory: Path, parts: Parts, interrupt: Interrupt, executor: Executor[Any], only_generate: bool
+    config: RunConfig,
+    directory: Path,
+    parts: Parts,
+    interrupt: Interrupt,
+    executor: Executor[Any],
+    roles: Mapping[str, WorkerGroup],
 ) -> Run:
-    names = [role for role in parts.roles if not (only_generate and role in ("critic", "reference"))]
-    roles = {role: executor.start(worker_spec(config, role, parts.tokenizer)) for role in names}
     sampling = sampling_of(config, parts.tokenizer)
     player = Player(
         lambda requests, how: roles["rollout"].call("generate", requests, how),
@@ -188,4 +215,3 @@ def worker_spec(config: RunConfig, role: str, tokenizer: Any) -> WorkerSpec:
     total = config.train.steps * config.train.epochs * config.train.mini_batches
     kwargs = {"config": config, "role": role, "model": model, "total_updates": total}
     return make(factory=ModelWorker, kwargs=kwargs)
-

@@ -1,7 +1,7 @@
 """Who provides a column that an algorithm declared: a role's forward pass, or an extension.
 
-For the builder of a run, which starts the roles that are needed and refuses a run in which nobody provides a column, and for
-the prepare stage. A column of an extension needs no change here: `Extension.provides` names it.
+For the builder of a run, which starts the roles that are needed and refuses a run in which nobody provides a column,
+and for the prepare stage. A column of an extension needs no change here: `Extension.provides` names it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def roles_needed(algorithm: str, needs: Set[str], provided: Set[str]) -> list[st
     for column in sorted(needs - ALWAYS - provided):
         if column not in SOURCES:
             raise ConfigError(
-                f"algorithm {algorithm!r} needs the column {column!r}, which no role and no extension of this config provides. "
-                f"{suggest(column, [*SOURCES, *ALWAYS, *provided])} An extension that provides it names it in `provides`"
+                f"algorithm {algorithm!r} needs the column {column!r}, which no role and no extension of this config "
+                f"provides. {suggest(column, [*SOURCES, *ALWAYS, *provided])} An extension that provides it names it in "
+                "`provides`"
             )
         roles.add(SOURCES[column].role)
     return sorted(roles - {"actor", "rollout"})

@@ -1,7 +1,7 @@
 """Episodes: tasks played to their end by the rollout role and the environment, turn by turn.
 
-For the generate stage and for evaluation. All unfinished episodes take their turns together, so that the engine sees full
-batches. What a trajectory is worth is left to the score stage.
+For the generate stage and for evaluation. All unfinished episodes take their turns together, so that the engine sees
+full batches. What a trajectory is worth is left to the score stage.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rollstock.batch import Trajectory
-from rollstock.errors import UserError
+from rollstock.errors import UserError, noted
 from rollstock.interfaces.environment import Environment, Message, Sample, Task
 from rollstock.interfaces.rollout import Completion, GenerationRequest, GenerationResult, Sampling
 from rollstock.metrics import Metric, Metrics, merge_metrics
@@ -86,7 +86,13 @@ class Player:
     """Plays episodes. `max_new_tokens` of the sampling bounds a whole response, replies of the other side included."""
 
     def __init__(
-        self, generate: Generate, environment: Environment[Any], tokenizer: Any, *, max_prompt_tokens: int | None, overlong: str
+        self,
+        generate: Generate,
+        environment: Environment[Any],
+        tokenizer: Any,
+        *,
+        max_prompt_tokens: int | None,
+        overlong: str,
     ) -> None:
         """`overlong` says what becomes of a prompt over `max_prompt_tokens`: `error`, `skip` or `truncate_left`."""
         self._generate = generate
@@ -101,17 +107,15 @@ class Player:
     ) -> tuple[list[Episode], Metrics]:
         """Play every task `samples` times; `seed_of(task's place, sample)` gives each its seed.
 
-        Returns the episodes, those of a task side by side with the task's place as group, and what was measured. Raises UserError for a prompt
-        that is too long, if that is how `overlong` has it.
+        Returns the episodes, those of a task side by side with the task's place as group, and what was measured. Raises
+        UserError for a prompt that is too long, if that is how `overlong` has it.
         """
         episodes: list[Episode] = []
         counts = {"skipped": 0, "truncated": 0}
         for group, task in enumerate(tasks):
             prompt = self._prompt(task, counts)
             if prompt is not None:
-                episodes += [
-                    Episode(task, group, seed_of(group, k), prompt, state={}) for k in range(samples)
-                ]
+                episodes += [Episode(task, group, seed_of(group, k), prompt, state={}) for k in range(samples)]
         parts: list[Metrics] = []
         turn, active = 0, episodes
         while active:
@@ -136,11 +140,9 @@ class Player:
         episode.take(completion, decode(self._tokenizer, completion.tokens))
         if completion.finish_reason == "length":
             return False
-        try:
+        environment = self._environment.plugin_name
+        with noted(f"environment {environment!r} raised this in respond, for task {episode.task.id!r}"):
             reply = self._environment.respond(episode.task, episode.turns, episode.state)
-        except Exception as error:
-            error.add_note(f"environment {self._environment.plugin_name!r} raised this in respond, for task {episode.task.id!r}")
-            raise
         if reply is None:
             return False
         ended = bool(completion.tokens) and completion.tokens[-1] in self._ends
@@ -167,7 +169,8 @@ class Player:
             return None
         raise UserError(
             f"the prompt of task {task.id!r} has {len(prompt)} tokens, over sampling.max_prompt_tokens={self._limit}; "
-            "raise the limit, shorten the prompts, or set sampling.overlong_prompt to skip or truncate_left (both are counted)"
+            "raise the limit, shorten the prompts, or set sampling.overlong_prompt to skip or truncate_left (both are "
+            "counted)"
         )
 
 

@@ -8,7 +8,8 @@ line.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 
@@ -38,6 +39,16 @@ class PluginError(UserError):
 
 class RunError(RollstockError):
     """A run whose input was right has failed."""
+
+
+@contextmanager
+def noted(note: str) -> Iterator[None]:
+    """Put `note` (who was at work, on what) beneath whatever is raised inside."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(note)
+        raise
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:

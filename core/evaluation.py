@@ -20,14 +20,18 @@ class Evaluator:
     def __init__(self, settings: EvaluationSection) -> None:
         self._settings = settings
 
-    def is_due(self, step: int, *, last: bool) -> bool:
-        """Whether an evaluation belongs after `step` steps (0: before the first)."""
+    def is_due(self, step: int, *, last: bool, done: int = -1) -> bool:
+        """Whether an evaluation belongs after `step` steps (0: before the first) and is still to do; `done`: the step
+        of the latest."""
+        if done >= step:
+            return False
         if step == 0:
             return self._settings.at_start
         return (last and self._settings.at_end) or (self._settings.every > 0 and step % self._settings.every == 0)
 
     def evaluate(self, run: Run) -> tuple[dict[str, float], float | None]:
-        """Play the held-out tasks. Returns metrics named `eval/greedy/...` and `eval/sampled/...`, and the score that ranks
+        """Play the held-out tasks. Returns metrics named `eval/greedy/...` and `eval/sampled/...`, and the score that
+        ranks
         checkpoints: the mean reward, greedy where greedy was played; None where nothing was scored."""
         values: dict[str, float] = {}
         rank: float | None = None

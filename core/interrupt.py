@@ -1,7 +1,8 @@
 """SIGINT and SIGTERM, turned into an orderly end.
 
-A signal ends a stage that has changed nothing yet at once, and waits for the end of the step in any other, so that the state
-that a checkpoint then gets is always that of a finished step. A second SIGINT ends the process without a checkpoint.
+A signal ends a stage that has changed nothing yet at once, and waits for the end of the step in any other, so that the
+state that a checkpoint then gets is always that of a finished step. A second SIGINT ends the process without a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ class Interrupt:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        while self._previous:
+            number, handler = self._previous.popitem()
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set from Python
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self._pending and number == signal.SIGINT:

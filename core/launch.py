@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from rollstock.build import Parts, build, choose
 from rollstock.config import complete_config, load_run_config, write_config
 from rollstock.conversion import to_plain
 from rollstock.errors import UserError
+from rollstock.evaluation import Evaluator
 from rollstock.interfaces.tracker import RunInfo
 from rollstock.interrupt import Interrupt, InterruptedRun
 from rollstock.loop import train as train_loop
@@ -54,14 +55,11 @@ def train(config: RunConfig, *, dry_run: bool = False, overwrite: bool = False) 
     config = complete_config(config, parts.manager)
     path = Path(config.run.directory)
     if dry_run:
-        with Interrupt() as interrupt:
-            run = build(config, path, parts, interrupt)
-            run.close("finished")
-        return Outcome(status="checked", directory=path, step=0, message="every part of this config could be made; no step was taken")
-    directory = RunDirectory.create(path, overwrite=overwrite)
-    write_config(config, directory.config)
-    write_manifest(directory.manifest, _manifest(config, parts))
-    return _execute(config, directory, parts, checkpoint=None)
+        build(config, path, parts, Interrupt()).close("finished")
+        message = "every part of this config could be made; no step was taken"
+        return Outcome(status="checked", directory=path, step=0, message=message)
+    with RunDirectory.reserve(path, overwrite=overwrite).locked() as directory:
+        return _execute(config, directory, parts, checkpoint=None, is_new=True)
 
 
 def resume(path: Path, *, step: int | None = None) -> Outcome:
@@ -69,20 +67,26 @@ def resume(path: Path, *, step: int | None = None) -> Outcome:
 
     Raises UserError if there is no run, or nothing is left to do.
     """
-    directory = RunDirectory.open(path)
-    directory.lock()
-    config = load_run_config(directory.config)
-    config.run.directory = str(path)
-    parts = choose(config)
-    checkpoint = _newest(config, directory, step)
-    if checkpoint is not None and checkpoint.step >= config.train.steps:
-        raise UserError(
-            f"the run in {path} has finished its {config.train.steps} steps; to train longer, start a new run with more "
-            "train.steps, or export it: rollstock export"
-        )
-    for difference in record_resume(directory.manifest, checkpoint.step if checkpoint else 0):
-        logger.warning("not as when the run was started: %s", difference)
-    return _execute(config, directory, parts, checkpoint=checkpoint)
+    with RunDirectory.open(path).locked() as directory:
+        config = load_run_config(directory.config)
+        config.run.directory = str(path)
+        parts = choose(config)
+        checkpoint = _newest(config, directory, step)
+        if checkpoint is not None and not _is_unfinished(config, checkpoint):
+            raise UserError(
+                f"the run in {path} has finished its {config.train.steps} steps; to train longer, start a new run with "
+                "more train.steps, or export it: rollstock export"
+            )
+        for difference in record_resume(directory.manifest, checkpoint.step if checkpoint else 0):
+            logger.warning("not as when the run was started: %s", difference)
+        return _execute(config, directory, parts, checkpoint=checkpoint, is_new=False)
+
+
+def _is_unfinished(config: RunConfig, checkpoint: Checkpoint) -> bool:
+    """Whether steps are left, or the last evaluation is, which a signal may have cut short."""
+    evaluated: int = checkpoint.state["progress"]["evaluated"]
+    left = Evaluator(config.evaluation).is_due(checkpoint.step, last=True, done=evaluated)
+    return checkpoint.step < config.train.steps or left
 
 
 def evaluate(path: Path, *, step: int | None = None) -> Outcome:
@@ -95,14 +99,15 @@ def evaluate(path: Path, *, step: int | None = None) -> Outcome:
     checkpoint = _newest(config, directory, step)
     if checkpoint is None:
         raise UserError(f"the run in {path} has no checkpoint to evaluate yet")
-    with Interrupt() as interrupt:
-        run = build(config, path, parts, interrupt, only_generate=True)
-        try:
-            restore(run, checkpoint)
-            Stages(run).sync()
-            values, _score = run.evaluator.evaluate(run)
-        finally:
-            run.close("finished")
+    run = build(config, path, parts, Interrupt(), only_generate=True)
+    status = "failed"
+    try:
+        restore(run, checkpoint)
+        Stages(run).sync()
+        values, _score = run.evaluator.evaluate(run)
+        status = "finished"
+    finally:
+        run.close(status)
     return Outcome(
         status="finished", directory=path, step=checkpoint.step, seconds=time.monotonic() - began, evaluation=values
     )
@@ -111,43 +116,70 @@ def evaluate(path: Path, *, step: int | None = None) -> Outcome:
 def _newest(config: RunConfig, directory: RunDirectory, step: int | None) -> Checkpoint | None:
     from rollstock.checkpoint import CheckpointStore
 
-    store = CheckpointStore(directory.checkpoints, keep=config.checkpoint.keep, compression=config.checkpoint.compression)
+    store = CheckpointStore(
+        directory.checkpoints, keep=config.checkpoint.keep, compression=config.checkpoint.compression
+    )
     return store.load(step) if step is not None or store.steps() else None
 
 
-def _execute(config: RunConfig, directory: RunDirectory, parts: Parts, *, checkpoint: Checkpoint | None) -> Outcome:
-    """Build, restore, train, and close; turn the way it ended into an outcome."""
+def _execute(
+    config: RunConfig, directory: RunDirectory, parts: Parts, *, checkpoint: Checkpoint | None, is_new: bool
+) -> Outcome:
+    """Build, restore, train and close. Until everything is built, a new run leaves its directory as it was."""
     began = time.monotonic()
-    with _logging(directory), Interrupt() as interrupt:
-        run = build(config, directory.path, parts, interrupt)
-        status, message, evaluation = "failed", "", {}
+    with ExitStack() as stack:
+        if not is_new:
+            stack.enter_context(_logging(directory))
+        interrupt = stack.enter_context(Interrupt())
         try:
-            run.roles["actor"].call("save_config", directory.model)
-            parts.tokenizer.save_pretrained(directory.model)
-            _start_trackers(run, checkpoint)
-            if checkpoint is not None:
-                restore(run, checkpoint)
-            train_loop(run)
-            status, evaluation = "finished", run.last_evaluation
+            with interrupt.allowed():
+                run = build(config, directory.path, parts, interrupt)
         except InterruptedRun as signal:
-            with interrupt.deferred():
-                message = _leave_checkpoint(run, signal)
-            status = "interrupted"
-        except Exception:
-            logger.exception("the run failed in step %d", run.step)
-            raise
-        finally:
-            with interrupt.deferred():
-                run.close(status)
-            directory.unlock()
+            again = "nothing was written" if is_new else f"go on with: rollstock resume {directory.path}"
+            message = f"{signal.signal_name}: ended before anything was trained; {again}"
+            step = checkpoint.step if checkpoint else 0
+            return Outcome(status="interrupted", directory=directory.path, step=step, message=message)
+        if is_new:
+            directory.prepare()
+            write_config(config, directory.config)
+            write_manifest(directory.manifest, _manifest(config, parts))
+            stack.enter_context(_logging(directory))
+        status, message = _play(run, directory, checkpoint)
     return Outcome(
         status=status,
         directory=directory.path,
         step=run.progress.step,
         seconds=time.monotonic() - began,
-        evaluation=evaluation,
+        evaluation=run.last_evaluation if status == "finished" else {},
         message=message,
     )
+
+
+def _play(run: Run, directory: RunDirectory, checkpoint: Checkpoint | None) -> tuple[str, str]:
+    """Train to the end, or to a signal, and close the run; returns how it ended, and a sentence about it."""
+    status, message = "failed", ""
+    try:
+        run.roles["actor"].call("save_config", directory.model)
+        run.tokenizer.save_pretrained(directory.model)
+        _start_trackers(run, checkpoint)
+        if checkpoint is not None:
+            restore(run, checkpoint)
+        train_loop(run)
+        status = "finished"
+    except InterruptedRun as signal:
+        with run.interrupt.deferred():
+            message = _leave_checkpoint(run, signal)
+        status = "interrupted"
+    except KeyboardInterrupt:
+        status, message = "interrupted", f"SIGINT, again: ended at once; {_way_back(run)}"
+    except Exception as error:
+        logger.exception("the run failed in step %d", run.step)
+        error.add_note(f"the run failed in step {run.step}; {_way_back(run)}")
+        raise
+    finally:
+        with run.interrupt.deferred():
+            run.close(status)
+    return status, message
 
 
 def _start_trackers(run: Run, checkpoint: Checkpoint | None) -> None:
@@ -162,12 +194,21 @@ def _start_trackers(run: Run, checkpoint: Checkpoint | None) -> None:
 
 
 def _leave_checkpoint(run: Run, signal: InterruptedRun) -> str:
-    """Save the last finished step; say how to go on."""
-    step = run.progress.step
-    if step and step not in run.store.steps():
+    """Save the last finished step, unless that was done; say how to go on."""
+    if run.saved_step != run.progress.step:
         run.save()
-    kept = f"a checkpoint of step {step} is written" if step else "no step was finished yet, so there is no checkpoint"
-    return f"{signal.signal_name}: {kept}; go on with: rollstock resume {run.directory}"
+    return f"{signal.signal_name}: {_way_back(run)}"
+
+
+def _way_back(run: Run) -> str:
+    """What there is to go on from, and how."""
+    steps = run.store.steps()
+    kept = (
+        f"the newest checkpoint is of step {steps[-1]}; go on with"
+        if steps
+        else "there is no checkpoint yet; begin again with"
+    )
+    return f"{kept}: rollstock resume {run.directory}"
 
 
 @contextmanager

@@ -38,6 +38,6 @@ def collect(run: Run, stages: Stages) -> Batch:
         kept.append(batch)
         if sum(len(set(part.groups.tolist())) for part in kept) >= run.config.train.prompts_per_step:
             break
-    whole = Batch.concat(kept)
+    whole = Batch.concat([part for part in kept if len(part)] or kept[:1])
     run.count_empty(len(whole) == 0)
     return whole

@@ -6,7 +6,9 @@ checking and making plugins is left to `rollstock.manager`.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar, get_args, get_origin
 
@@ -52,6 +54,15 @@ class Plugin(ABC, Generic[C]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config!r})"
+
+
+def distinct_names(names: Iterable[str]) -> list[str]:
+    """Names as they are, but the second use of one is `name_2`: a config may list one plugin with two settings."""
+    result: list[str] = []
+    for name in names:
+        candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+        result.append(next(candidate for candidate in candidates if candidate not in result))
+    return result
 
 
 def _binding(cls: type) -> type[Any] | None:

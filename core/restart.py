@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rollstock.interfaces.backend import BackendState
+from rollstock.interfaces.extension import Extension
+from rollstock.plugin import distinct_names
 
 if TYPE_CHECKING:
     from rollstock.checkpoint import Checkpoint
@@ -15,12 +18,19 @@ if TYPE_CHECKING:
 TRAINED_ROLES = ("actor", "critic")
 
 
-def controller_state(run: Run, backend_values: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON part of a checkpoint: progress, and what each plugin asked to keep."""
+def plugin_states(run: Run) -> dict[str, Any]:
+    """A copy of what the algorithm and the extensions ask to keep, as it is at this moment."""
+    return {
+        "algorithm": copy.deepcopy(run.algorithm.state()),
+        "extensions": {name: copy.deepcopy(extension.state()) for name, extension in _named(run)},
+    }
+
+
+def controller_state(run: Run, plugins: Mapping[str, Any], backend_values: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON part of a checkpoint: progress, what each plugin asked to keep, and the plain values of the backends."""
     return {
         "progress": asdict(run.progress),
-        "algorithm": run.algorithm.state(),
-        "extensions": {extension.plugin_name: extension.state() for extension in run.extensions},
+        **plugins,
         "trackers": run.trackers.state(),
         "backends": dict(backend_values),
     }
@@ -32,13 +42,14 @@ def backend_states(run: Run) -> dict[str, BackendState]:
 
 
 def restore(run: Run, checkpoint: Checkpoint) -> None:
-    """Put a run that was just built where the checkpoint's was. Raises UserError if a tensor does not fit the config."""
+    """Put a run that was just built where the checkpoint's was. Raises UserError if a tensor does not fit the
+    config."""
     state = checkpoint.state
     for name, value in state["progress"].items():
         setattr(run.progress, name, value)
     run.algorithm.load_state(state["algorithm"])
-    for extension in run.extensions:
-        extension.load_state(state["extensions"].get(extension.plugin_name, {}))
+    for name, extension in _named(run):
+        extension.load_state(state["extensions"].get(name, {}))
     for role in TRAINED_ROLES:
         if role in run.roles:
             prefix = f"{role}/"
@@ -48,3 +59,8 @@ def restore(run: Run, checkpoint: Checkpoint) -> None:
                 if part.startswith(prefix)
             }
             run.roles[role].call("load_state", BackendState(tensors, state["backends"][role]))
+
+
+def _named(run: Run) -> list[tuple[str, Extension[Any]]]:
+    names = distinct_names(extension.plugin_name for extension in run.extensions)
+    return list(zip(names, run.extensions, strict=True))

@@ -5,9 +5,11 @@ This is the `run` that hooks are given. Building one is `rollstock.build`'s, the
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import time
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +23,10 @@ from rollstock.interfaces.environment import Task
 from rollstock.interfaces.executor import Executor, WorkerGroup
 from rollstock.interfaces.extension import Extension
 from rollstock.interfaces.rollout import Sampling
-from rollstock.interrupt import Interrupt
-from rollstock.metrics import Metric, Metrics, merge_metrics, metric_values
+from rollstock.interrupt import Interrupt, InterruptedRun
+from rollstock.metrics import Metric, merge_metrics, metric_values
 from rollstock.observation import batch_metrics, rollout_rows, score_metrics
-from rollstock.restart import backend_states, controller_state
+from rollstock.restart import backend_states, controller_state, plugin_states
 from rollstock.tasks import TaskSource
 from rollstock.tracking import Trackers
 
@@ -58,7 +60,7 @@ class Run:
     """One run: what plugins may read and call from their hooks.
 
     `step` counts from 1 while a step is running; `position` is how many tasks were handed out, `version` how many times
-    weights reached the generators.
+    weights reached the generators, `saved_step` which step's checkpoint was written or read last.
     """
 
     config: RunConfig
@@ -84,8 +86,12 @@ class Run:
     fingerprint: str = ""
     num_empty_steps: int = 0
     last_evaluation: dict[str, float] = field(default_factory=dict)
+    saved_step: int = 0
     _metrics: list[Mapping[str, Metric]] = field(default_factory=list)
+    _started: bool = False
     _stopped: str = ""
+    _num_tokens: int = 0
+    _plugin_states: dict[str, Any] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
     _saved_at: float = field(default_factory=time.monotonic)
     _step_began: float = 0.0
@@ -104,7 +110,8 @@ class Run:
         self._metrics.append(metrics)
 
     def columns_before_update(self) -> Set[str]:
-        """The columns that the prepare stage computes; old log-probs only if there is more than one update or an early reader."""
+        """The columns that the prepare stage computes; old log-probs only if there is more than one update or an early
+        reader."""
         needed = set(self.algorithm.needed_columns())
         one_update = self.config.train.epochs * self.config.train.mini_batches == 1
         if one_update and "old_logprobs" not in self.algorithm.early_columns():
@@ -116,20 +123,24 @@ class Run:
         self.step, self.position = self.progress.step, self.progress.position
         self.num_empty_steps = self.progress.num_empty_steps
         self.version = max(self.progress.version - 1, 0)  # the sync that follows counts up to where it was
+        self.saved_step = self.progress.step
+        self._started = True
         self.manager.hook.rollstock_run_start(run=self)
+        self._plugin_states = plugin_states(self)
 
     def steps(self) -> Iterator[int]:
         """The steps that are left, from 1 to `train.steps`; ends early when somebody called `stop`."""
-        self.evaluate_if_due()  # before the first step, or one that a signal cut short
+        if self.evaluate_if_due():  # before the first step, or one that a signal had cut short
+            self._save_again()  # without the score, that checkpoint could not be the best
         while self.progress.step < self.config.train.steps and not self._stopped:
             self.step = self.progress.step + 1
-            self._metrics = []
+            self._metrics, self._num_tokens = [], 0
             self._step_began = time.monotonic()
             yield self.step
         if self._stopped:
             self.trackers.message(f"stopped after step {self.progress.step}: {self._stopped}")
-        if self.progress.step not in self.store.steps():
-            self.save()
+        if self.evaluate_if_due() or self.saved_step != self.progress.step:  # `stop` was called after the step's end
+            self._save_again()
 
     def next_tasks(self) -> list[Task]:
         """The next `train.prompts_per_step` tasks of the training split; the position moves on."""
@@ -147,8 +158,9 @@ class Run:
         self.record({f"timing_s/{name}": Metric(time.monotonic() - began, 1.0, "sum")})
 
     def observe_scores(self, batch: Batch) -> None:
-        """Record what was scored, before anything is dropped."""
+        """Record what was generated and scored, before anything is dropped."""
         self.record(score_metrics(batch))
+        self._num_tokens += sum(batch.total_lengths())
 
     def count_empty(self, empty: bool) -> None:
         """Count steps in a row that had nothing to train on. Raises RunError when there are ten."""
@@ -156,50 +168,58 @@ class Run:
         self.record({"train/num_empty_steps": Metric(float(empty), 1.0, "sum")})
         if self.num_empty_steps >= MAX_EMPTY_STEPS:
             raise RunError(
-                f"{MAX_EMPTY_STEPS} steps in a row had nothing to train on: every sample was without a score or was dropped; "
-                "see reward/num_unscored and train/num_dropped in the metrics, and logs/ for the reasons"
+                f"{MAX_EMPTY_STEPS} steps in a row had nothing to train on: every sample was without a score or was "
+                "dropped; see reward/num_unscored and train/num_dropped in the metrics, and logs/ for the reasons"
             )
 
     def finish(self, batch: Batch) -> None:
         """End a step: complete and record its metrics, evaluate and save if it is time."""
         with self.interrupt.deferred():
-            if len(batch):
-                self.record(batch_metrics(batch))
-            limit = self.config.run.max_rollouts_per_step
-            self.trackers.samples(self.step, rollout_rows(batch, self.step, self.tokenizer, limit))
-            seconds = time.monotonic() - self._step_began
-            num_tokens = sum(batch.total_lengths())
-            self.record(self.roles["actor"].call("memory"))
-            self.record(
-                {
-                    "timing_s/step": Metric(seconds, 1.0, "sum"),
-                    "perf/throughput": Metric(num_tokens / max(seconds, 1e-9), 1.0, "last"),
-                    "perf/total_num_tokens": Metric(num_tokens, 1.0, "sum"),
-                    "train/position": Metric(self.position, 1.0, "last"),
-                }
-            )
-            metrics = merge_metrics(self._metrics)
-            self.manager.hook.rollstock_metrics(run=self, step=self.step, metrics=metrics)
-            values = metric_values(metrics)
-            self.trackers.log(self.step, values)
+            values = self._record_step(batch)
             self.progress.step, self.progress.position = self.step, self.position
             self.progress.version, self.progress.num_empty_steps = self.version, self.num_empty_steps
-            self.evaluate_if_due()
+            with contextlib.suppress(InterruptedRun):  # the step is done; what cut its evaluation short shows below
+                self.evaluate_if_due()
+            self.manager.hook.rollstock_step_end(run=self, step=self.step, metrics=values)
+            with contextlib.suppress(InterruptedRun):
+                self.evaluate_if_due()  # a listener may have called `stop`
+            self._plugin_states = plugin_states(self)
             if self._checkpoint_is_due():
                 self.save()
-            self.manager.hook.rollstock_step_end(run=self, step=self.step, metrics=values)
         self.interrupt.check()
+
+    def _record_step(self, batch: Batch) -> dict[str, float]:
+        """Hand the trajectories and the metrics of a step to whoever records them; returns the metrics."""
+        seconds = time.monotonic() - self._step_began
+        if len(batch):
+            self.record(batch_metrics(batch))
+        self.record(self.roles["actor"].call("memory"))
+        self.record(
+            {
+                "timing_s/step": Metric(seconds, 1.0, "sum"),
+                "perf/throughput": Metric(self._num_tokens / max(seconds, 1e-9), 1.0, "last"),
+                "perf/total_num_tokens": Metric(self._num_tokens, 1.0, "sum"),
+                "train/position": Metric(self.position, 1.0, "last"),
+            }
+        )
+        metrics = merge_metrics(self._metrics)
+        self.manager.hook.rollstock_metrics(run=self, step=self.step, metrics=metrics)
+        values = metric_values(metrics)
+        rows = rollout_rows(batch, self.step, self.tokenizer, self.config.run.max_rollouts_per_step)
+        self.trackers.samples(self.step, rows)
+        self.trackers.log(self.step, values)
+        return values
 
     @property
     def is_last(self) -> bool:
         """Whether no step follows the one that was last finished."""
         return self.progress.step >= self.config.train.steps or bool(self._stopped)
 
-    def evaluate_if_due(self) -> None:
-        """Evaluate on held-out tasks if it is time and was not done yet; remembers the best score."""
+    def evaluate_if_due(self) -> bool:
+        """Evaluate on held-out tasks if it is time and was not done yet; remembers the best score. True if it did."""
         step = self.progress.step
-        if self.progress.evaluated >= step or not self.evaluator.is_due(step, last=self.is_last):
-            return
+        if not self.evaluator.is_due(step, last=self.is_last, done=self.progress.evaluated):
+            return False
         with self.interrupt.allowed():
             values, score = self.evaluator.evaluate(self)
         self.last_evaluation = values
@@ -208,6 +228,7 @@ class Run:
         if score is not None and (self.progress.best_score is None or score > self.progress.best_score):
             self.progress.best_score, self.progress.best_step = score, step
         self.manager.hook.rollstock_evaluation_end(run=self, step=step, metrics=values)
+        return True
 
     def save(self) -> Path:
         """Write a checkpoint of the last finished step."""
@@ -216,11 +237,18 @@ class Run:
         tensors = {f"{role}/{part}": found for role, state in states.items() for part, found in state.tensors.items()}
         values = {role: state.values for role, state in states.items()}
         score = self.progress.last_score if self.progress.evaluated == self.progress.step else None
-        path = self.store.save(self.progress.step, tensors=tensors, state=controller_state(self, values), score=score)
-        self._saved_at = time.monotonic()
+        kept = controller_state(self, self._plugin_states, values)
+        path = self.store.save(self.progress.step, tensors=tensors, state=kept, score=score)
+        self._saved_at, self.saved_step = time.monotonic(), self.progress.step
         logger.info("checkpoint of step %d written in %.1f s: %s", self.progress.step, self._saved_at - began, path)
         self.manager.hook.rollstock_checkpoint_saved(run=self, step=self.progress.step, path=path)
         return path
+
+    def _save_again(self) -> None:
+        """Save between two steps, with plugins as they are at the start of the next; nothing before the first."""
+        self._plugin_states = plugin_states(self)
+        if self.progress.step:
+            self.save()
 
     def _checkpoint_is_due(self) -> bool:
         settings = self.config.checkpoint
@@ -230,12 +258,23 @@ class Run:
         return self.is_last or by_steps or by_time or best
 
     def close(self, status: str) -> None:
-        """End the run, whatever its state: hooks, trackers, workers, locks."""
-        try:
-            self.manager.hook.rollstock_run_end(run=self, status=status)
-        finally:
-            self.trackers.finish(status)
-            for group in self.roles.values():
-                group.call("close")
-            self.executor.shutdown()
-            self.store.release()
+        """End the run, whatever its state: hooks, trackers, workers, locks, each whatever becomes of the others.
+
+        What goes wrong is logged. It is raised only if the run had finished, so that it never hides why a run failed.
+        """
+        ends: dict[str, Callable[[], Any]] = {}
+        if self._started:
+            ends["the hook rollstock_run_end"] = lambda: self.manager.hook.rollstock_run_end(run=self, status=status)
+        ends["the trackers"] = lambda: self.trackers.finish(status)
+        for name, group in self.roles.items():
+            ends[f"the role {name}"] = functools.partial(group.call, "close")
+        ends |= {"the executor": self.executor.shutdown, "the checkpoint store": self.store.release}
+        errors: list[Exception] = []
+        for what, end in ends.items():
+            try:
+                end()
+            except Exception as error:  # whatever a plugin raises
+                logger.warning("%s failed at the end of the run: %s", what, error, exc_info=error)
+                errors.append(error)
+        if errors and status == "finished":
+            raise errors[0]

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rollstock.errors import UserError
@@ -50,11 +52,21 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, *, overwrite: bool = False) -> RunDirectory:
-        """Make the directory of a new run and lock it.
+        """Make the directory of a new run and lock it: `reserve` and `prepare` in one. Raises as `reserve` does."""
+        run = cls.reserve(path, overwrite=overwrite)
+        try:
+            run.prepare()
+        except BaseException:
+            run.unlock()
+            raise
+        return run
+
+    @classmethod
+    def reserve(cls, path: Path, *, overwrite: bool = False) -> RunDirectory:
+        """Lock the directory of a run that may begin; what is in it stays as it is until `prepare`.
 
         Raises `OccupiedError` if something is there already, unless `overwrite` is set and it is a run that nobody is
-        writing: then rollstock's own files in it are removed, and a warning is logged that says what is gone. Raises
-        `LockedError` if another process writes there.
+        writing. Raises `LockedError` if another process writes there.
         """
         run = cls(path)
         if run.path.exists() and not run.path.is_dir():
@@ -68,13 +80,18 @@ class RunDirectory:
             occupants = run.occupants()
             if occupants:
                 run._refuse(occupants, overwrite=overwrite)
-                run._clear()
-            for folder in (run.rollouts, run.checkpoints, run.logs):
-                folder.mkdir()
         except BaseException:
             run.unlock()
             raise
         return run
+
+    def prepare(self) -> None:
+        """Remove rollstock's own files of an earlier run, with a warning that says what is gone, and make the
+        folders."""
+        if self.occupants():
+            self._clear()
+        for folder in (self.rollouts, self.checkpoints, self.logs):
+            folder.mkdir()
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
@@ -99,6 +116,15 @@ class RunDirectory:
     def lock(self) -> None:
         """Keep other processes out until `unlock` or the end of this process; raises `LockedError`."""
         self._lock.acquire()
+
+    @contextmanager
+    def locked(self) -> Iterator[RunDirectory]:
+        """Unlock at the end, whatever it is; lock at the beginning if that was not done yet."""
+        self.lock()
+        try:
+            yield self
+        finally:
+            self.unlock()
 
     def unlock(self) -> None:
         """Let others in."""

@@ -1,12 +1,11 @@
 """The stages of a step: the typed front of the hooks, and what the core itself does when no plugin answers.
 
-`Stages` is what the loop calls. `CoreStages` is registered last among the hooks' implementations and delegates to the chosen
-plugins; an extension wraps or replaces any of its methods.
+`Stages` is what the loop calls. `CoreStages` is registered last among the hooks' implementations and delegates to the
+chosen plugins; an extension wraps or replaces any of its methods.
 """
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -137,7 +136,9 @@ class CoreStages:
     def rollstock_update(self, run: Run, batch: Batch) -> Metrics:
         """Epochs of mini-batches, one optimizer update each, for the critic and the actor."""
         parts: list[Metrics] = []
-        for mini in mini_batches(batch, run.seed, run.step, epochs=run.config.train.epochs, count=run.config.train.mini_batches):
+        for mini in mini_batches(
+            batch, run.seed, run.step, epochs=run.config.train.epochs, count=run.config.train.mini_batches
+        ):
             totals, state = Totals.of(mini, response_limit=run.sampling.max_new_tokens), run.algorithm.state()
             if "critic" in run.roles:
                 parts.append(run.roles["critic"].call("update", mini, totals, state))
@@ -154,14 +155,19 @@ class CoreStages:
         rollout.call("load_weights", actor.call("weights"), run.version, run.executor.shares_memory)
         ours, theirs = actor.call("fingerprint"), rollout.call("fingerprint")
         if ours != theirs:
-            raise RunError(f"after weight sync {run.version} the generators' weights ({theirs}) are not the trainer's ({ours})")
+            raise RunError(
+                f"after weight sync {run.version} the generators' weights ({theirs}) are not the trainer's ({ours})"
+            )
         run.record({"sync/changed": Metric(float(ours != run.fingerprint), 1.0, "last")})
         run.fingerprint = ours
         return True
 
 
 def mini_batches(batch: Batch, seed: int, step: int, *, epochs: int, count: int) -> Iterator[Batch]:
-    """Cut a batch into `count` mini-batches an epoch, groups kept whole, shuffled anew each time (in order if there is one)."""
+    """Cut a batch into `count` mini-batches an epoch, of as many groups each as can be, shuffled anew each time.
+
+    Groups are kept whole: where fewer are left than `count`, each is a mini-batch. A single one keeps its order.
+    """
     if count == 1:
         yield from (batch for _ in range(epochs))
         return
@@ -171,9 +177,10 @@ def mini_batches(batch: Batch, seed: int, step: int, *, epochs: int, count: int)
     for epoch in range(epochs):
         order = list(members)
         random.Random(derive_seed(seed, "mini_batches", step, epoch)).shuffle(order)
-        size = math.ceil(len(order) / count)
-        for start in range(0, len(order), size):
-            yield batch.select([i for group in order[start : start + size] for i in members[group]])
+        parts = min(count, len(order))
+        for part in range(parts):
+            chosen = order[part * len(order) // parts : (part + 1) * len(order) // parts]
+            yield batch.select([i for group in chosen for i in members[group]])
 
 
 def _check_advantages(batch: Batch, algorithm: str) -> None:

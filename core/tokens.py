@@ -1,7 +1,7 @@
 """Tokenizers: loaded as data, or built from a list of characters; and conversations turned into token ids.
 
-For the roles that touch text. Ids that were sampled are never decoded and encoded again: a conversation grows by the ids of
-its new parts alone.
+For the roles that touch text. Ids that were sampled are never decoded and encoded again: a conversation grows by the
+ids of its new parts alone.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def load_tokenizer(model: ModelSection) -> Any:
         return _from_directory(source)
     if source is None or "characters" not in source:
         raise ConfigError(
-            "model.tokenizer: a model made from `model.config` needs a tokenizer: the path of a directory that has one, "
-            "or {characters: \"0123456789+=\"}, which makes one of single characters"
+            "model.tokenizer: a model made from `model.config` needs a tokenizer: the path of a directory that has "
+            'one, or {characters: "0123456789+="}, which makes one of single characters'
         )
     return character_tokenizer(str(source["characters"]))
 
@@ -57,7 +57,9 @@ def character_tokenizer(characters: str) -> Any:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=None))  # type: ignore[arg-type]  # None means: an error
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END, clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, pad_token=END, clean_up_tokenization_spaces=False
+    )
 
 
 def encode_prompt(tokenizer: Any, prompt: Sequence[Message] | str | Sequence[int]) -> list[int]:

@@ -6,7 +6,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rollstock.errors import noted
 from rollstock.interfaces.tracker import RunInfo, Tracker
+from rollstock.plugin import distinct_names
 
 logger = logging.getLogger(__name__)
 
@@ -15,9 +17,11 @@ class Trackers:
     """Passes everything on to each tracker in turn. One that raises gets nothing more in this run."""
 
     def __init__(self, trackers: Sequence[Tracker[Any]]) -> None:
-        self._trackers = dict(_named(trackers))
+        names = distinct_names(tracker.plugin_name for tracker in trackers)
+        self._trackers = dict(zip(names, trackers, strict=True))
         self._failed: dict[str, str] = {}
         self._started: set[str] = set()
+        self._states: dict[str, dict[str, Any]] = {}  # the last that each gave, for those that fail
 
     @property
     def failed(self) -> Mapping[str, str]:
@@ -26,8 +30,10 @@ class Trackers:
 
     def start(self, run: RunInfo, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Open all. A tracker that cannot even start ends the run: nothing is lost yet, and the user can mend it."""
+        self._states = {name: dict(state) for name, state in states.items() if name in self._trackers}
         for name, tracker in self._trackers.items():
-            tracker.start(run, states.get(name, {}))
+            with noted(f"tracker {name!r} could not start"):
+                tracker.start(run, states.get(name, {}))
             self._started.add(name)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -49,14 +55,13 @@ class Trackers:
         self._each(lambda tracker: tracker.message(text))
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """What each tracker keeps in a checkpoint."""
-        states: dict[str, dict[str, Any]] = {}
-        for name, tracker in list(self._alive()):
+        """What each tracker keeps in a checkpoint; of one that failed, what it kept before, to go on from there."""
+        for name, tracker in self._alive():
             try:
-                states[name] = tracker.state()
+                self._states[name] = tracker.state()
             except Exception as error:  # whatever a tracker's library raises
                 self._fail(name, error)
-        return states
+        return dict(self._states)
 
     def finish(self, status: str) -> None:
         """Close those that were opened: a dry run opens none, and a failed start not all."""
@@ -76,13 +81,3 @@ class Trackers:
     def _fail(self, name: str, error: Exception) -> None:
         self._failed[name] = str(error)
         logger.warning("tracker %r failed and gets nothing more in this run: %s", name, error, exc_info=error)
-
-
-def _named(trackers: Sequence[Tracker[Any]]) -> list[tuple[str, Tracker[Any]]]:
-    counts: dict[str, int] = {}
-    named = []
-    for tracker in trackers:
-        counts[tracker.plugin_name] = counts.get(tracker.plugin_name, 0) + 1
-        number = counts[tracker.plugin_name]
-        named.append((tracker.plugin_name if number == 1 else f"{tracker.plugin_name}_{number}", tracker))
-    return named

@@ -10,6 +10,7 @@ from typing import Any
 from rollstock.dispatch import register
 from rollstock.interfaces.environment import Sample
 from rollstock.metrics import Metric, Metrics
+from rollstock.plugin import distinct_names
 from rollstock.sandbox import Outcome, Sandbox
 from rollstock.scoring import make_scorer
 from rollstock.seeding import derive_seed
@@ -42,7 +43,7 @@ class RewardWorker:
         self.rank = rank
         self._seed = seed
         self._weights = [float(reward.get("weight", 1.0)) for reward in rewards]
-        self._names = _distinct([str(reward["name"]) for reward in rewards])
+        self._names = distinct_names(str(reward["name"]) for reward in rewards)
         options = [{key: value for key, value in reward.items() if key != "weight"} for reward in rewards]
         factory = functools.partial(make_scorer, dict(environment), options, list(blocked), seed)
         self._sandbox: Sandbox[tuple[int, Sample], float | None] = Sandbox(
@@ -99,13 +100,3 @@ class RewardWorker:
     def close(self) -> None:
         """End the processes."""
         self._sandbox.close()
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Names as they are, but the second use of one is `name_2`: a config may list one reward with two settings."""
-    seen: dict[str, int] = {}
-    result = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        result.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
-    return result
