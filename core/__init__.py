@@ -1,7 +1,7 @@
 """rollstock: reinforcement learning of language models and control policies, a minimal core and plugins.
 
-The names below are the public ones; everything a plugin needs is among them. They are imported when they are first used, so that
-listing plugins imports neither torch nor anything else that is slow.
+The names below are the public ones; everything a plugin needs is among them. They are imported when they are first
+used, so that listing plugins imports neither torch nor anything else that is slow.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if __name__ != "rollstock":
     raise ImportError(
-        f"the folder of rollstock's core was imported as {__name__!r}: import `rollstock` (install it with `pip install -e .`), "
+        f"the folder of rollstock's core was imported as {__name__!r}: import `rollstock` (`pip install -e .`), "
         "and run Python with PYTHONSAFEPATH=1 where the repository's root is the current directory"
     )
 

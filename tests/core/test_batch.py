@@ -78,7 +78,7 @@ def test_concat_undoes_a_split(batch):
     assert torch.equal(whole.flat("values"), batch.flat("values"))
     assert torch.equal(whole.groups, batch.groups)
     with pytest.raises(ValueError, match="different columns"):
-        Batch.concat([batch, batch.select([0])] + [Batch.from_trajectories([trajectory([1], [2])])])
+        Batch.concat([batch, Batch.from_trajectories([trajectory([1], [2])])])
 
 
 def test_a_missing_column_is_named_with_what_there_is(batch):
