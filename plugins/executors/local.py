@@ -1,7 +1,7 @@
 """Workers in the controller's own process, called directly: the executor of one machine, and of every debugger.
 
-Several workers of one role take their turns one after the other. A role whose workers train together needs processes of its
-own, and another executor.
+Several workers of one role take their turns one after the other. A role whose workers train together needs processes of
+its own, and another executor.
 """
 
 from __future__ import annotations

@@ -33,9 +33,7 @@ def micro(batch, logprobs, advantages, **columns):
 def test_the_loss_is_the_clipped_surrogate_over_all_action_tokens(make_batch):
     batch = make_batch([[1, 1], [1, 0]], [1.0, 0.0])
     logprobs = torch.tensor([[0.5, 0.0], [0.0, 9.0]], requires_grad=True)
-    loss = GRPO().loss(
-        micro(batch, logprobs, torch.tensor([[1.0, 1.0], [-1.0, 0.0]]), old_logprobs=torch.zeros(2, 2))
-    )
+    loss = GRPO().loss(micro(batch, logprobs, torch.tensor([[1.0, 1.0], [-1.0, 0.0]]), old_logprobs=torch.zeros(2, 2)))
     assert float(loss.value.detach()) == pytest.approx((-1.2 - 1.0 + 1.0) / 3)
     assert loss.metrics["actor/pg_clipfrac"].value == pytest.approx(1 / 3)
     loss.value.backward()
