@@ -4,6 +4,7 @@ import pytest
 import torch
 from rollstock import Batch, ConfigError
 from rollstock.testing import check_algorithm, make_trajectory
+
 from rollstock_maxrl import MaxRL, MaxRLConfig, maxrl_advantages
 
 
@@ -33,7 +34,10 @@ def test_groups_may_be_mixed():
 
 
 def test_the_estimator_follows_the_truncated_likelihood():
-    """The mean gradient by the logit of p is that of -sum over k of (1 - p)^k / k, k up to the group size (Theorem 1)."""
+    """The mean gradient by the logit of p is that of -sum over k of (1 - p)^k / k, for k below the group size.
+
+    (A group without a right sample gets no baseline either; with one, k would go up to the group size itself.)
+    """
     size, p = 4, 0.3
     draws = torch.tensor([[(n >> k) & 1 for k in range(size)] for n in range(2**size)]).float()  # every group there is
     chances = torch.where(draws == 1, p, 1 - p).prod(dim=1)
@@ -41,7 +45,7 @@ def test_the_estimator_follows_the_truncated_likelihood():
     advantages = maxrl_advantages(draws.flatten(), groups.flatten()).view_as(draws)
     scores = draws - p  # d log-prob / d logit of a Bernoulli
     estimated = (chances * (advantages * scores).mean(dim=1)).sum()
-    exact = sum((1 - p) ** (k - 1) for k in range(1, size + 1)) * p * (1 - p)
+    exact = sum((1 - p) ** (k - 1) for k in range(1, size)) * p * (1 - p)
     assert float(estimated) == pytest.approx(exact, rel=1e-5)
 
 

@@ -1,12 +1,12 @@
 """MaxRL: maximum likelihood reinforcement learning, arXiv:2602.02710.
 
-Each prompt is sampled `group_size` times and scored right (1) or wrong (0). The gradient of log p, the log-probability that a
-sample is right, is the mean of grad log-prob over the right ones; dividing the centred reward by the group's mean reward
-estimates it without bias up to an order of `group_size`. The rarer a prompt is solved, the more each solution counts: 1 / mean
-in place of GRPO's 1 / standard deviation.
+Each prompt is sampled `group_size` times and scored right (1) or wrong (0). The gradient of log p, the
+log-probability that a sample is right, is the mean of grad log-prob over the right ones. Dividing the centred reward
+by the group's mean reward follows the series log p = -sum over k of (1 - p)^k / k, without bias, up to k = group_size
+- 1. The rarer a prompt is solved, the more each solution counts: 1 / mean in place of GRPO's 1 / standard deviation.
 
-Assumes rewards of 0 and 1; others that are not negative work by the same formula. A group in which nothing is right has mean 0,
-says nothing about log p, and gets advantages of 0; so does one in which everything is.
+Assumes rewards of 0 and 1; others that are not negative work by the same formula. A group in which nothing is right
+has mean 0, says nothing about log p, and gets advantages of 0; so does one in which everything is.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from rollstock import Algorithm, Batch, Loss, Metric, MicroBatch, RunConfig, hookimpl, option
 from rollstock.algorithms import functional as F
+from torch import Tensor
 
 
 @dataclass(kw_only=True)
 class MaxRLConfig:
     """Options of MaxRL."""
 
-    group_size: int = option(8, "samples per prompt: the order up to which the likelihood is followed", minimum=2)
+    group_size: int = option(8, "samples per prompt: the more, the nearer to maximum likelihood", minimum=2)
     clip: float = option(0.2, "clip range of the probability ratio, for more than one update a step", minimum=0)
 
 
