@@ -165,8 +165,8 @@ def test_the_recorder_implements_every_lifecycle_hook() -> None:
 def test_a_run_fires_its_hooks_in_the_order_of_the_contract(tmp_path: Path) -> None:
     with installed("extension", "recorder", Recorder):
         tiny_run(tmp_path / "run", {"extensions": ["recorder"]}, ["checkpoint.every_steps=1", "evaluation.every=1"])
-    first = [*STEP, "metrics 1", "evaluation_end 1", "checkpoint_saved 1", "step_end 1"]
-    second = [*STEP, "metrics 2", "evaluation_end 2", "checkpoint_saved 2", "step_end 2"]
+    first = [*STEP, "metrics 1", "evaluation_end 1", "step_end 1", "checkpoint_saved 1"]
+    second = [*STEP, "metrics 2", "evaluation_end 2", "step_end 2", "checkpoint_saved 2"]
     assert Diary.entries == ["run_start", *both("sync"), "evaluation_end 0", *first, *second, "run_end finished"]
     fired = {entry.split()[0] for entry in Diary.entries}
     # A worker that fails needs an executor that notices; its hook has a test of its own below.
