@@ -43,6 +43,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+def command_names() -> list[str]:
+    """The commands, in the order in which `--help` lists them."""
+    return _build()[1]
+
+
 def _build() -> tuple[_Parser, list[str]]:
     parser = _Parser(prog="rollstock", description="Reinforcement learning of language models and control policies.")
     parser.add_argument("--version", action="version", version=f"rollstock {_version()}")
