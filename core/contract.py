@@ -6,6 +6,7 @@ function pass in silence. Each mistake has an error of its own, which says what 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -65,9 +66,14 @@ def _callables(plugin: object) -> list[tuple[str, Callable[..., Any]]]:
     """Functions of a module, or bound methods of an instance, without running any property."""
     if inspect.ismodule(plugin):
         return [(name, value) for name, value in vars(plugin).items() if inspect.isroutine(value)]
-    names = [name for name in dir(type(plugin)) if inspect.isroutine(inspect.getattr_static(type(plugin), name, None))]
+    names = [name for name in dir(type(plugin)) if _is_method(inspect.getattr_static(type(plugin), name, None))]
     own = [name for name in getattr(plugin, "__dict__", {}) if inspect.isroutine(vars(plugin)[name])]
     return [(name, getattr(plugin, name)) for name in [*names, *own] if not name.startswith("__")]
+
+
+def _is_method(attribute: object) -> bool:
+    """Whether a class's attribute is a method; a `cached_property` passes for a routine, and would be computed."""
+    return inspect.isroutine(attribute) and not isinstance(attribute, functools.cached_property)
 
 
 def _refuse_unmarked(name: str, function: Callable[..., Any], plugin: object, label: str, specs: set[str]) -> None:

@@ -1,3 +1,4 @@
+import functools
 import sys
 from types import ModuleType
 
@@ -119,6 +120,21 @@ def test_a_module_can_be_added_without_installing_it() -> None:
     manager.add("extension", "quiet", as_module("quiet_module", rollstock_extension=lambda: Quiet))
     assert isinstance(manager.create("extension", {"name": "quiet"}), Quiet)
     assert manager.loaded() == []
+
+
+def test_properties_are_not_computed_when_hooks_are_looked_for() -> None:
+    class Lazy(Extension):
+        @functools.cached_property
+        def late(self) -> int:
+            raise AssertionError("computed before setup")
+
+        @property
+        def later(self) -> int:
+            raise AssertionError("computed before setup")
+
+    manager = make_manager()
+    manager.add("extension", "lazy", as_module("lazy_module", rollstock_extension=lambda: Lazy))
+    assert isinstance(manager.create("extension", Section({"name": "lazy"})), Lazy)
 
 
 @pytest.mark.parametrize("name", ["twice", "overlong_penalty"])
