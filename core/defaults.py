@@ -40,3 +40,6 @@ EXAMPLE_RUN: Final[dict[str, Any]] = {
     "trackers": ["jsonl"],
 }
 """A run that is over in seconds on a CPU: what generated packages start from, and what tests of plugins run."""
+
+TRACKER_FOLDERS: Final = ("tensorboard", "wandb")
+"""What the trackers that come with rollstock leave in a run's directory; it goes with the run that is overwritten."""

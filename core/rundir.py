@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rollstock.defaults import TRACKER_FOLDERS
 from rollstock.errors import UserError
 from rollstock.lockfile import LockFile
 from rollstock.secrets import MaskingFilter
@@ -22,7 +23,8 @@ _log = logging.getLogger(__name__)
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _OWN_NAMES = (
     *("config.yaml", "manifest.json", "metrics.jsonl", "report.html"),
-    *("rollouts", "checkpoints", "model", "logs", "tensorboard", "profile"),
+    *("rollouts", "checkpoints", "model", "logs", "profile"),
+    *TRACKER_FOLDERS,
 )
 _open_handlers: set[logging.Handler] = set()
 _STEP_FILE = re.compile(r"step-(\d+)")
