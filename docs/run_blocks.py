@@ -6,7 +6,7 @@ For the tests, which run all pages, and for whoever writes one: `python docs/run
 What is done with a block follows from its language:
 
 - `title="some/path"` in any language: it is written to that file; a Python file is then run as well;
-- `bash`: run; the exit code must be 0. `python`: run in a process of its own, so that a reader may copy it alone;
+- `bash`: run; the exit code must be 0. `python`: run without the names of other blocks, as a reader may copy it alone;
 - `console`: the lines after `$ ` are run, and what they print must match what follows them, `...` standing for
   anything. A `text` block right after one that is run is its output, in the same way. Where a line of the output shown
   begins with `error:`, the command must fail; everywhere else it must not;
@@ -45,6 +45,13 @@ _FENCE = re.compile(
 _TITLE = re.compile(r"""title=(?:"([^"]*)"|(\S+))""")
 _MARK = re.compile(r"<!--\s*not run\b:?(?P<reason>.*?)-->", re.S)
 _SECTION = re.compile(r"^(?=[A-Za-z_]+:)", re.M)
+
+_RUN_PYTHON = """
+import sys
+for number in range(1, len(sys.argv), 2):
+    place, text = sys.argv[number:number + 2]
+    exec(compile(text, place, "exec"), {"__name__": "__main__"})
+"""
 
 _CHECK_CONFIGS = """
 import sys
@@ -178,14 +185,7 @@ class Folder:
             case "run" if block.language == "console":
                 self._console(block)
             case "run":
-                shell = ["bash", "-euo", "pipefail", "-c"]
-                self.last, code = self._call(
-                    [*(shell if block.language == "bash" else [self.python, "-c"]), block.text]
-                )
-                if code:
-                    raise BlockError(
-                        f"{block.place}: the {block.language} block ended with {code}:\n{self.last[-4000:]}"
-                    )
+                self._run(block, ["bash", "-euo", "pipefail", "-c", block.text])
             case "match" if not matches(block.text, self.last):
                 raise BlockError(f"{block.place}: shown is\n{block.text}\nprinted was\n{self.last[-4000:]}")
             case "check":
@@ -199,6 +199,16 @@ class Folder:
         if code:
             places = ", ".join(block.place for block, _ in self.configs)
             raise BlockError(f"one of the configs at {places} is wrong:\n{printed[-4000:]}")
+
+    def do_python(self, blocks: Sequence[Block]) -> None:
+        """Run Python blocks in one process, which spares imports. BlockError, with the traceback, if one fails."""
+        texts = [text for block in blocks for text in (block.place, block.text)]
+        self._run(blocks[0], [self.python, "-c", _RUN_PYTHON, *texts])
+
+    def _run(self, block: Block, command: Sequence[str | Path]) -> None:
+        self.last, code = self._call(command)
+        if code:
+            raise BlockError(f"{block.place}: the {block.language} block ended with {code}:\n{self.last[-4000:]}")
 
     def _write(self, block: Block) -> None:
         path = self.path / block.title
@@ -284,16 +294,39 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def run_page(page: Path, folder: Path, root: Path = REPOSITORY) -> Iterator[tuple[Block, float]]:
-    """Run the blocks of a page; each comes with the seconds that it took. BlockError at the first that fails."""
+    """Run the blocks of a page; each comes with the seconds that it took. BlockError at the first that fails.
+
+    Of Python blocks that are run together, the first comes with the seconds of them all.
+    """
     blocks = [block for block in read_blocks(page, root) if block.use not in ("skip", "look at")]
     if not blocks:
         return
     workplace = Folder(folder)
-    for block in blocks:
+    for together in _together(blocks):
         began = time.monotonic()
-        workplace.do(block)
-        yield block, time.monotonic() - began
+        if together[0].use == "run" and together[0].language == "python":
+            workplace.do_python(together)
+        else:
+            workplace.do(together[0])
+        yield together[0], time.monotonic() - began
+        yield from ((block, 0.0) for block in together[1:])
     workplace.check_configs()
+
+
+def _together(blocks: Sequence[Block]) -> Iterator[list[Block]]:
+    """Python blocks in a row, as far as the output of none but the last is shown; every other block alone."""
+    row: list[Block] = []
+    for block in blocks:
+        python = block.use == "run" and block.language == "python"
+        if row and not (python and row[-1].language == "python" and row[-1].use == "run"):
+            yield row
+            row = []
+        if block.use == "match" or not python:
+            yield [block]
+        else:
+            row.append(block)
+    if row:
+        yield row
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

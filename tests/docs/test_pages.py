@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import run_blocks
 
-SLOW = re.compile(r"rollstock (train|resume|eval)|pytest|check_|```python\n")
+SLOW = re.compile(r"rollstock (train|resume|eval)|pytest|check_")
 
 
 def page_parameters() -> list[object]:
