@@ -44,8 +44,7 @@ def convert_gguf(source: Path, target: Path) -> None:
 
 
 def _clean(loaded: PreTrainedModel) -> PreTrainedModel:
-    """The same weights in a model made from its config alone: transformers marks its own as quantised and refuses to
-    save it."""
+    """The same weights in a model made from its config: transformers calls its own quantised, and will not save it."""
     from transformers import AutoModelForCausalLM
 
     settings = {k: v for k, v in loaded.config.to_dict().items() if k not in ("quantization_config", "_name_or_path")}

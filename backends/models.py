@@ -179,8 +179,7 @@ def _make_deterministic(model: nn.Module) -> None:
 
 
 def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and saved buffers under their transformers names, in the model's order; tied ones once, by the first
-    name."""
+    """Parameters and saved buffers by their transformers names, in the model's order; tied ones once, by the first."""
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:

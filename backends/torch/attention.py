@@ -93,8 +93,7 @@ def _by_call(states: Tensor, layout: Layout) -> list[Tensor]:
 
 
 class _ToRows(torch.autograd.Function):
-    """Stream to rows. A gradient comes from each token's one real row: padded rows are seen by nothing and have
-    none."""
+    """Stream to rows. Each token's gradient is that of its one real row: padded rows, which nothing sees, have none."""
 
     @staticmethod
     def forward(ctx: Any, stream: Tensor, rows: Tensor, places: Tensor) -> Tensor:
@@ -184,8 +183,7 @@ def _attend_plainly(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attention spelled out, for what the fused kernels lack: soft-capped logits, and a learned logit [H] that takes
-    up weight."""
+    """Attention spelled out, for what fused kernels lack: soft-capped logits, and sinks [H], which take weight."""
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)

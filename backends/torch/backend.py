@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,9 @@ from rollstock.backends.torch.layout import make_layout
 from rollstock.backends.torch.network import VALUE_HEAD, Network
 from rollstock.backends.torch.optimizer import Optimizer
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -61,7 +64,7 @@ class TorchBackend(Backend[TorchConfig]):
         if not trainable:
             network.requires_grad_(False)
         elif self.config.activation_checkpointing:
-            built.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+            _checkpoint_activations(built)
         self._network = network
         self._optimizer = Optimizer(self._trained(), self.config, total_updates) if trainable else None
 
@@ -184,6 +187,16 @@ class TorchBackend(Backend[TorchConfig]):
             for name, tensor in network.weights()
             if isinstance(tensor, nn.Parameter) and tensor.requires_grad
         ]
+
+
+def _checkpoint_activations(model: PreTrainedModel) -> None:
+    """Raises UserError if the model's layers cannot be computed again."""
+    # The older name is deprecated where there is a newer one.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    try:
+        enable({"use_reentrant": False, "preserve_rng_state": False})
+    except ValueError as error:
+        raise UserError(f"backend.activation_checkpointing: {error}") from error
 
 
 def _check_fit(saved: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> None:

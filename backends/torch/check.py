@@ -69,8 +69,7 @@ def _probe(vocabulary: int) -> Batch:
 
 
 def _alone(network: Network, batch: Batch) -> Tensor:
-    """Hidden states of the tokens before each response token, with the model's own attention, one sequence after the
-    other."""
+    """Hidden states of the tokens before each response token, by the model's own attention, sequence by sequence."""
     model = network.model
     hidden: list[Tensor] = []
     model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")

@@ -210,8 +210,7 @@ def _call(members: Sequence[_Segment], width: int, found: dict[int, tuple[int, i
 
 
 def _similar(segments: Sequence[_Segment]) -> list[list[_Segment]]:
-    """Segments with one parent in ascending length, cut where one would leave too much of its row empty; parents
-    first."""
+    """Segments of one parent by length, cut where one would leave too much of its row empty; parents come first."""
     groups: dict[int, list[_Segment]] = {-1: []}
     for segment in segments:
         if segment.length:

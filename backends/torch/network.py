@@ -105,8 +105,7 @@ class Network(nn.Module):
         }
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight by name, tied ones once: the model's under their transformers names, the value head's as
-        `value_head.*`."""
+        """Every weight, tied ones once: the model's by their transformers names, the value head's as `value_head.*`."""
         yield from named_weights(self.model)
         if self.value_head is not None:
             for name, tensor in self.value_head.state_dict(keep_vars=True).items():
@@ -143,8 +142,7 @@ class Network(nn.Module):
 
 
 def _value_head(model: PreTrainedModel) -> nn.Linear:
-    """A scalar of the hidden state; it starts at 0, so that a critic's first values say nothing rather than something
-    wrong."""
+    """A scalar of the hidden state. It starts at 0: a critic that knows nothing had better say nothing."""
     head = nn.Linear(model.config.get_text_config().hidden_size, 1)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)

@@ -1,5 +1,7 @@
-"""The optimizer of the torch backend: AdamW on named parameters, with clipping, a schedule, and a state that is plain
-tensors."""
+"""The optimizer of the torch backend: AdamW with clipping, a schedule, and a state of plain tensors.
+
+For the backend, which hands it named parameters. What a gradient is of, and when there is one, is left to the backend.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,7 @@ _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 class Optimizer:
-    """AdamW. Matrices decay, vectors (norms, biases) do not. `updates` counts calls of `step`, skipped ones
-    included."""
+    """AdamW. Matrices decay, vectors (norms, biases) do not. `updates` counts calls of `step`, skipped ones too."""
 
     def __init__(self, parameters: Sequence[tuple[str, nn.Parameter]], config: TorchConfig, total_updates: int) -> None:
         self._named = list(parameters)

@@ -143,7 +143,7 @@ def test_code_in_a_model_directory_is_never_run(directory: Path) -> None:
     ran = directory / "ran"
     (directory / "modeling_x.py").write_text(f"open({str(ran)!r}, 'w').close()\nclass X: pass\n")
     config = json.loads((directory / "config.json").read_text())
-    config |= {"model_type": "x", "auto_map": {n: "modeling_x.X" for n in ("AutoConfig", "AutoModelForCausalLM")}}
+    config |= {"model_type": "x", "auto_map": dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "modeling_x.X")}
     (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="transformers cannot load"):
         build_model(ModelSpec(path=str(directory)))

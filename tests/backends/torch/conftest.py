@@ -80,7 +80,7 @@ def make_backend() -> Callable[..., TorchBackend]:
 
 @pytest.fixture
 def batch() -> Batch:
-    """Three groups: four uneven responses (one empty), a single one, and two equal ones; some tokens are observations."""
+    """Three groups: four uneven responses (one empty), a single one with observations, and two equal ones."""
     rows = [(0, 9, 7), (0, 9, 3), (1, 4, 6), (0, 9, 0), (2, 6, 5), (0, 9, 8), (2, 6, 5)]
     return Batch.from_trajectories(
         [

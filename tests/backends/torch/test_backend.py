@@ -51,10 +51,20 @@ def test_the_conformance_kit_passes_with_other_options(options: dict[str, Any], 
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
-def test_activation_checkpointing_changes_no_weight(name: str, make_backend: Make, make_spec: Any, batch: Batch) -> None:
+def test_activation_checkpointing_changes_no_weight(
+    name: str, make_backend: Make, make_spec: Any, batch: Batch
+) -> None:
     kept, again = (make_backend(make_spec(name), activation_checkpointing=flag) for flag in (False, True))
+    calls = {id(kept): 0, id(again): 0}
+    for backend in (kept, again):
+
+        def count(*_: Any, key: int = id(backend)) -> None:
+            calls[key] += 1
+
+        next(m for n, m in backend._network.named_modules() if n.endswith(".mlp")).register_forward_pre_hook(count)
     assert update(kept, batch) == update(again, batch)
     assert kept.fingerprint() == again.fingerprint()
+    assert list(calls.values()) == [1, 2]
 
 
 def test_sharing_prompts_changes_an_update_by_rounding_only(make_backend: Make, batch: Batch) -> None:
@@ -65,14 +75,20 @@ def test_sharing_prompts_changes_an_update_by_rounding_only(make_backend: Make, 
 def test_lower_precision_computes_but_does_not_store(make_backend: Make, batch: Batch) -> None:
     exact, coarse = make_backend(), make_backend(compute_dtype="bfloat16")
     update(coarse, batch)
-    assert {tensor.dtype for tensors in coarse.state().tensors.values() for tensor in tensors.values()} == {torch.float32}
+    assert {tensor.dtype for tensors in coarse.state().tensors.values() for tensor in tensors.values()} == {
+        torch.float32
+    }
     coarse.load_state(exact.state())
     cuts = [list(range(len(batch)))]
-    one, two = (b.forward(batch, ["logprobs"], temperature=1.0, micro_batches=cuts)["logprobs"] for b in (exact, coarse))
+    one, two = (
+        b.forward(batch, ["logprobs"], temperature=1.0, micro_batches=cuts)["logprobs"] for b in (exact, coarse)
+    )
     assert 0 < float((one - two).abs().max()) < 0.3
 
 
-def test_a_value_model_learns_in_lower_precision_with_an_exact_head(make_backend: Make, make_spec: Any, batch: Batch) -> None:
+def test_a_value_model_learns_in_lower_precision_with_an_exact_head(
+    make_backend: Make, make_spec: Any, batch: Batch
+) -> None:
     backend = make_backend(make_spec(head="value"), compute_dtype="bfloat16")
     cuts = [list(range(len(batch)))]
     for _ in range(12):

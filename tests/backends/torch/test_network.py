@@ -22,7 +22,9 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], *, tolera
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         scale = max(1.0, float(value.detach().abs().max()))
-        torch.testing.assert_close(found[name], value, rtol=0, atol=tolerance * scale, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(
+            found[name], value, rtol=0, atol=tolerance * scale, msg=lambda text, n=name: f"{n}: {text}"
+        )
 
 
 @pytest.mark.parametrize("share_prompts", [False, True], ids=["whole", "shared"])
@@ -41,9 +43,7 @@ def test_outputs_and_gradients_are_those_of_plain_transformers(
     reference = plain_model(make_spec(name))
     found, expected = packed(network, batch, share_prompts=share_prompts), plain(reference, batch)
     assert_same(found, expected)
-    assert_same(
-        gradients(network.model.named_parameters(), found), gradients(reference.named_parameters(), expected)
-    )
+    assert_same(gradients(network.model.named_parameters(), found), gradients(reference.named_parameters(), expected))
 
 
 def test_the_prompt_of_a_group_is_computed_once(batch: Batch) -> None:
@@ -103,13 +103,13 @@ def test_a_token_that_is_also_the_padding_token_gets_its_gradient(
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_logits_in_parts_are_the_same_logits(name: str, make_network: Any, batch: Batch, packed: Run, gradients: Run) -> None:
+def test_logits_in_parts_are_the_same_logits(
+    name: str, make_network: Any, batch: Batch, packed: Run, gradients: Run
+) -> None:
     at_once, in_parts = make_network(name), make_network(name, logits_bytes=4 * 31 * 5)  # five rows of 31 tokens
     one, two = packed(at_once, batch), packed(in_parts, batch)
     assert_same(two, one)
-    assert_same(
-        gradients(in_parts.model.named_parameters(), two), gradients(at_once.model.named_parameters(), one)
-    )
+    assert_same(gradients(in_parts.model.named_parameters(), two), gradients(at_once.model.named_parameters(), one))
 
 
 def test_only_an_untouched_output_embedding_counts_as_a_plain_head(make_network: Any) -> None:

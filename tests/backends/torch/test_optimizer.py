@@ -1,4 +1,4 @@
-"""AdamW on named parameters: steps against numbers worked out by hand, clipping, skipping, and a state that comes back."""
+"""AdamW on named parameters: steps against hand-worked numbers, clipping, skipping, a state that comes back."""
 
 import math
 from typing import Any
@@ -12,7 +12,9 @@ from rollstock.backends.torch.config import TorchConfig
 from rollstock.backends.torch.optimizer import Optimizer
 
 
-def make(values: dict[str, Tensor], *, total_updates: int = 100, **options: Any) -> tuple[Optimizer, dict[str, nn.Parameter]]:
+def make(
+    values: dict[str, Tensor], *, total_updates: int = 100, **options: Any
+) -> tuple[Optimizer, dict[str, nn.Parameter]]:
     parameters = {name: nn.Parameter(value.clone()) for name, value in values.items()}
     given = {"learning_rate": 0.1, "weight_decay": 0.0, "max_grad_norm": 0.0, **options}
     return Optimizer(list(parameters.items()), TorchConfig(**given), total_updates), parameters
