@@ -37,7 +37,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BASE_CONFIG = Path("examples/tiny.yaml")
-LIMIT_S = 300.0
+LIMIT_S = 900.0
 
 _FENCE = re.compile(
     r"^(?P<indent> *)(?P<fence>`{3,})(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)(?P=fence) *$", re.M | re.S
