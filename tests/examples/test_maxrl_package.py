@@ -51,7 +51,7 @@ def test_it_is_listed_and_described(environment: dict[str, str], tmp_path: Path)
 
 
 def test_a_config_runs_it_by_name(environment: dict[str, str], tmp_path: Path) -> None:
-    overrides = ["train.steps=3", "evaluation.at_start=false", "checkpoint.every_steps=1", "trackers=[jsonl]"]
+    overrides = ["train.steps=3", "checkpoint.every_steps=1", "trackers=[jsonl]"]
     run(["rollstock", "train", str(PACKAGE / "example.yaml"), *overrides], environment, tmp_path)
     folder = tmp_path / "runs" / "example"
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
