@@ -55,6 +55,8 @@ def train(config: RunConfig, *, dry_run: bool = False, overwrite: bool = False) 
     config = complete_config(config, parts.manager)
     path = Path(config.run.directory)
     if dry_run:
+        if not overwrite:
+            RunDirectory(path).check_free()
         build(config, path, parts, Interrupt()).close("finished")
         message = "every part of this config could be made; no step was taken"
         return Outcome(status="checked", directory=path, step=0, message=message)

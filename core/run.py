@@ -186,7 +186,8 @@ class Run:
             self._plugin_states = plugin_states(self)
             if self._checkpoint_is_due():
                 self.save()
-        self.interrupt.check()
+        if not self.is_last or self._evaluation_is_due():
+            self.interrupt.check()
 
     def _record_step(self, batch: Batch) -> dict[str, float]:
         """Hand the trajectories and the metrics of a step to whoever records them; returns the metrics."""
@@ -218,7 +219,7 @@ class Run:
     def evaluate_if_due(self) -> bool:
         """Evaluate on held-out tasks if it is time and was not done yet; remembers the best score. True if it did."""
         step = self.progress.step
-        if not self.evaluator.is_due(step, last=self.is_last, done=self.progress.evaluated):
+        if not self._evaluation_is_due():
             return False
         with self.interrupt.allowed():
             values, score = self.evaluator.evaluate(self)
@@ -229,6 +230,9 @@ class Run:
             self.progress.best_score, self.progress.best_step = score, step
         self.manager.hook.rollstock_evaluation_end(run=self, step=step, metrics=values)
         return True
+
+    def _evaluation_is_due(self) -> bool:
+        return self.evaluator.is_due(self.progress.step, last=self.is_last, done=self.progress.evaluated)
 
     def save(self) -> Path:
         """Write a checkpoint of the last finished step."""

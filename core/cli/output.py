@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Any
 
 
@@ -18,6 +19,12 @@ class Output:
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
         self._rich = not as_json and sys.stdout.isatty()
+
+    @contextmanager
+    def others(self) -> Iterator[None]:
+        """A stretch in which others print: with JSON asked for, to standard error, so that standard output stays JSON."""
+        with redirect_stdout(sys.stderr) if self.as_json else nullcontext():
+            yield
 
     def json(self, data: Any) -> None:
         """Print data as JSON; what JSON has no word for is printed as text."""

@@ -30,7 +30,9 @@ def train(options: argparse.Namespace, output: Output) -> int:
     config = load_config(options.config, options.overrides)
     from rollstock.launch import train as launch
 
-    return _end(launch(config, dry_run=options.dry_run, overwrite=options.overwrite), output)
+    with output.others():
+        outcome = launch(config, dry_run=options.dry_run, overwrite=options.overwrite)
+    return _end(outcome, output)
 
 
 def resume(options: argparse.Namespace, output: Output) -> int:
@@ -38,7 +40,9 @@ def resume(options: argparse.Namespace, output: Output) -> int:
     prepare_environment()
     from rollstock.launch import resume as launch
 
-    return _end(launch(options.run, step=options.step), output)
+    with output.others():
+        outcome = launch(options.run, step=options.step)
+    return _end(outcome, output)
 
 
 def evaluate(options: argparse.Namespace, output: Output) -> int:
@@ -46,7 +50,8 @@ def evaluate(options: argparse.Namespace, output: Output) -> int:
     prepare_environment()
     from rollstock.launch import evaluate as launch
 
-    outcome = launch(options.run, step=options.step)
+    with output.others():
+        outcome = launch(options.run, step=options.step)
     for name, value in sorted(outcome.evaluation.items()):
         output.line(f"{name}: {value:.4g}")
     return _end(outcome, output)
@@ -57,7 +62,8 @@ def export(options: argparse.Namespace, output: Output) -> int:
     prepare_environment()
     from rollstock.export import export as write
 
-    path = write(options.run, options.to, step=options.step, dtype=options.dtype)
+    with output.others():
+        path = write(options.run, options.to, step=options.step, dtype=options.dtype)
     if output.as_json:
         output.json({"path": str(path)})
     output.line(f"wrote {path}; load it with transformers.AutoModelForCausalLM.from_pretrained({str(path)!r})")

@@ -1,9 +1,14 @@
-"""Installed plugins, made up: distributions with metadata, entry points and modules in a folder on `sys.path`."""
+"""Installed plugins, made up: distributions with metadata, entry points and modules in a folder on `sys.path`. And runs,
+compared.
+"""
 
+import json
+import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -104,3 +109,90 @@ def rollstock_tracker():
 def tracker_source() -> str:
     """The source of a tracker plugin with two options, `every` and `title`."""
     return TRACKER
+
+
+CLOCKED = ("timing_s/", "perf/", "rollout/tokens_per_second")
+"""How the names of metrics begin that measure time."""
+
+
+def steady_rows(run: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl without what a clock says."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        for part in ("metrics", "evaluation"):
+            if part in row:
+                row[part] = {name: value for name, value in row[part].items() if not name.startswith(CLOCKED)}
+    return rows
+
+
+@pytest.fixture(scope="session")
+def assert_same_run() -> Callable[[Path, Path], None]:
+    """Compares two runs: weights, optimizers, progress, what plugins keep, metrics and trajectories, to the bit."""
+    import torch
+
+    from rollstock.checkpoint import CheckpointStore
+
+    def compare(run: Path, other: Path) -> None:
+        mine, theirs = (CheckpointStore(r / "checkpoints").load() for r in (run, other))
+        assert (mine.step, mine.score) == (theirs.step, theirs.score)
+        assert sorted(mine.tensors) == sorted(theirs.tensors)
+        for part in mine.tensors:
+            tensors, others = mine.tensors[part], theirs.tensors[part]
+            assert sorted(tensors) == sorted(others)
+            for name, tensor in tensors.items():
+                assert torch.equal(tensor, others[name]), f"{part} {name}"
+        # trackers keep file positions, and those move with the digits of timings
+        assert {**mine.state, "trackers": None} == {**theirs.state, "trackers": None}
+        assert steady_rows(run) == steady_rows(other)
+        assert trajectories(run) == trajectories(other)
+
+    return compare
+
+
+def trajectories(run: Path) -> dict[str, str]:
+    """The files of a run's rollouts, by name."""
+    return {path.name: path.read_text() for path in sorted((run / "rollouts").iterdir())}
+
+
+SMALL_RUN: dict[str, Any] = {
+    "model": {
+        "config": {
+            "model_type": "llama",
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "max_position_embeddings": 32,
+        },
+        "tokenizer": {"characters": "0123456789+="},
+    },
+    "algorithm": {"name": "grpo", "group_size": 2},
+    "backend": {"name": "torch", "learning_rate": 1e-2},
+    "sampling": {"max_new_tokens": 2},
+    "train": {"steps": 3, "prompts_per_step": 2},
+    "evaluation": {"prompts": 2, "samples": 0},
+    "reward_limits": {"workers": 1},
+}
+"""Sections of a run that takes as little as a run can."""
+
+
+@pytest.fixture(scope="session")
+def small_run() -> Callable[..., Any]:
+    """The config of a small run: `small_run(directory, "train.steps=5", extensions=["mine"])`."""
+    from rollstock.testing import tiny_config
+
+    def make(directory: Path, *overrides: str, **sections: Any) -> Any:
+        return tiny_config(directory, {**SMALL_RUN, **sections}, overrides)
+
+    return make
+
+
+@pytest.fixture
+def keep_logging() -> Iterator[None]:
+    """Put the handlers of rollstock's log back, which the command line replaces."""
+    log = logging.getLogger("rollstock")
+    handlers, level = list(log.handlers), log.level
+    yield
+    log.handlers[:] = handlers
+    log.setLevel(level)

@@ -1,6 +1,5 @@
 """A run that is killed and resumed equals one that was never interrupted, to the bit."""
 
-import json
 import os
 import random
 import signal
@@ -30,8 +29,6 @@ evaluation: {{prompts: 4, every: 3}}
 checkpoint: {{every_steps: 2, keep: 2}}
 trackers: [jsonl]
 """
-TIMES = ("timing_s/", "perf/", "rollout/tokens_per_second")
-
 
 @pytest.fixture(params=["grpo", "ppo"])
 def config_file(request, tmp_path):
@@ -53,36 +50,6 @@ def launch(*arguments):
     )
 
 
-def metric_rows(run):
-    rows = []
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        for part in ("metrics", "evaluation"):
-            if part in row:
-                row[part] = {name: value for name, value in row[part].items() if not name.startswith(TIMES)}
-        rows.append(row)
-    return rows
-
-
-def rollouts(run):
-    return {path.name: path.read_text() for path in sorted((run / "rollouts").iterdir())}
-
-
-def assert_same_run(run, other):
-    mine, theirs = (CheckpointStore(r / "checkpoints").load() for r in (run, other))
-    assert mine.step == theirs.step
-    assert sorted(mine.tensors) == sorted(theirs.tensors)
-    for part in mine.tensors:
-        for (name, tensor), other_tensor in zip(
-            sorted(mine.tensors[part].items()), [t for _, t in sorted(theirs.tensors[part].items())], strict=True
-        ):
-            assert torch.equal(tensor, other_tensor), f"{part} {name}"
-    # trackers keep file positions, and those move with the digits of timings
-    assert {**mine.state, "trackers": None} == {**theirs.state, "trackers": None}
-    assert metric_rows(run) == metric_rows(other)
-    assert rollouts(run) == rollouts(other)
-
-
 @pytest.fixture
 def uninterrupted(config_file, tmp_path):
     torch.set_num_threads(1)
@@ -92,13 +59,15 @@ def uninterrupted(config_file, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_killed_again_and_again_equals_an_uninterrupted_one(config_file, uninterrupted, tmp_path):
+def test_a_run_killed_again_and_again_equals_an_uninterrupted_one(
+    config_file, uninterrupted, tmp_path, assert_same_run
+):
     run = tmp_path / "killed"
     rng = random.Random(5)
     process = launch("train", config_file, f"run.directory={run}")
     kills = 0
     for _attempt in range(20):
-        seen = len(metric_rows(run)) if (run / "metrics.jsonl").exists() else 0
+        seen = _lines(run) if (run / "metrics.jsonl").exists() else 0
         if kills < 3:
             # wait until it is in its steps, then a random moment: in a stage, an update or a checkpoint
             deadline = time.monotonic() + 120
@@ -127,7 +96,9 @@ def _lines(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_leaves_a_checkpoint_and_says_how_to_resume(config_file, uninterrupted, tmp_path, number):
+def test_a_signal_leaves_a_checkpoint_and_says_how_to_resume(
+    config_file, uninterrupted, tmp_path, number, assert_same_run
+):
     run = tmp_path / "stopped"
     process = launch("train", config_file, f"run.directory={run}")
     while not (run / "metrics.jsonl").exists() or _lines(run) < 2:
@@ -145,11 +116,14 @@ def test_a_signal_leaves_a_checkpoint_and_says_how_to_resume(config_file, uninte
     assert_same_run(run, uninterrupted)
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another(config_file, uninterrupted, tmp_path):
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(
+    config_file, uninterrupted, tmp_path, assert_same_run
+):
     again = train(load_config(config_file, [f"run.directory={tmp_path / 'again'}"]))
     assert_same_run(again.directory, uninterrupted)
     other = train(load_config(config_file, [f"run.directory={tmp_path / 'other'}", "train.seed=4"]))
-    assert rollouts(other.directory) != rollouts(uninterrupted)
+    first = "rollouts/step-000001.jsonl"
+    assert (other.directory / first).read_text() != (uninterrupted / first).read_text()
 
 
 def test_a_finished_run_cannot_be_resumed(config_file, uninterrupted):
