@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from rollstock.errors import PluginError
 from rollstock.kinds import get_kind
 
 VARIABLE: Final = "ROLLSTOCK_BLOCK_PLUGINS"
@@ -26,7 +27,10 @@ def block_rules(configured: Iterable[str] = ()) -> dict[str, str]:
     rules.pop("", None)
     for name in rules:
         if ":" in name:
-            get_kind(name.partition(":")[0])
+            try:
+                get_kind(name.partition(":")[0])
+            except PluginError as error:
+                raise PluginError(f"{rules[name]} has {name!r}: {error}") from None
     return rules
 
 

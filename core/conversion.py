@@ -8,6 +8,7 @@ And back, with `to_plain`. For the config loader and the plugin manager. How opt
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -93,9 +94,8 @@ def _build(config_class: type[T], values: Any, path: str) -> T:
             arguments[name] = _convert_field(values[name], types[name], field, _join(path, name))
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             help = constraints(field)["help"]
-            raise _MisfitError(
-                _join(path, name), f"is required: it is {type_name(types[name])}, and has no default", help
-            )
+            what = "a mapping of options" if dataclasses.is_dataclass(types[name]) else type_name(types[name])
+            raise _MisfitError(_join(path, name), f"is required: it is {what}, and has no default", help)
     try:
         return config_class(**arguments)
     except (ValueError, TypeError) as error:  # from the dataclass's own __post_init__
@@ -181,7 +181,8 @@ def _convert_class(value: Any, hint: Any, cls: type, arguments: tuple[Any, ...],
 def _items(value: Any, path: str) -> list[Any]:
     if isinstance(value, (list, tuple, set, frozenset)):
         return list(value)
-    raise _MisfitError(path, f"must be a list, not {_show(value)}: write [{value}]")
+    advice = "[]" if value is None else f"[{value}]"
+    raise _MisfitError(path, f"must be a list, not {_show(value)}: write {advice}")
 
 
 def _convert_literal(value: Any, allowed: tuple[Any, ...], path: str) -> Any:
@@ -223,11 +224,19 @@ def _convert_int(value: Any, path: str) -> int:
 
 
 def _convert_float(value: Any, path: str) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and _is_number(value):
         return float(value)
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         return float(value)  # YAML 1.1 takes 1e-5 for a text
     raise _MisfitError(path, f"must be a number (float), not {_show(value)}")
+
+
+def _is_number(value: float) -> bool:
+    """Whether a float can hold it, and it is not the one that stands for no number."""
+    try:
+        return not math.isnan(value)
+    except OverflowError:
+        return False
 
 
 def _convert_str(value: Any, path: str) -> str:

@@ -36,7 +36,7 @@ class Section(dict[str, Any]):
         if isinstance(value, str) and value:
             return cls({"name": value}, place=place)
         if not isinstance(value, Mapping):
-            raise ValueError(f"must be a plugin's name or a mapping with one, not {value!r}")
+            raise ValueError(f"must be a plugin's name or a mapping with one, not {'none' if value is None else repr(value)}")
         if not isinstance(value.get("name"), str) or not value["name"]:
             raise ValueError(f"must say which plugin it means: {{name: ..., <its options>}}, not {dict(value)!r}")
         return cls(value, place=place, origins=value.origins if isinstance(value, Section) else None)
@@ -53,8 +53,8 @@ class RewardSection(Section):
         """As `Section.from_option`; ValueError also for a weight that is no finite number."""
         section = super().from_option(value, place)
         weight = section.setdefault("weight", 1.0)
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
-            raise ValueError(f"has a weight that is no number: {weight!r}")
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not _is_finite(weight):
+            raise ValueError(f"has a weight that is no number: {'none' if weight is None else repr(weight)}")
         section["weight"] = float(weight)
         return section
 
@@ -62,6 +62,13 @@ class RewardSection(Section):
     def weight(self) -> float:
         """Its factor in the sum of rewards."""
         return float(self["weight"])
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 def _rebuild(cls: type[Section], values: dict[str, Any], place: str, origins: dict[str, str]) -> Section:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 from yaml.composer import Composer
-from yaml.constructor import SafeConstructor
+from yaml.constructor import ConstructorError, SafeConstructor
 from yaml.emitter import Emitter
 from yaml.parser import Parser
 from yaml.reader import Reader
@@ -50,6 +50,15 @@ class ConfigLoader(Reader, Scanner, Parser, Composer, SafeConstructor, _Resolver
         Composer.__init__(self)
         SafeConstructor.__init__(self)
         _Resolver.__init__(self)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """The value of a node; a text that its tag cannot be made from (`!!int x`) is an error with a place as well."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:
+            kind = node.tag.rpartition(":")[2]
+            problem = f"the value cannot be read as {kind} ({error})"
+            raise ConstructorError(None, None, problem, node.start_mark) from None
 
 
 class _ConfigDumper(Emitter, Serializer, SafeRepresenter, _Resolver):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from rollstock.config.dialect import ConfigLoader
 from rollstock.errors import ConfigError, nearest
+
+TOO_DEEP: Final = "mappings and lists lie within each other too deeply to be read; a config needs a handful of levels"
 
 
 @dataclass
@@ -49,6 +51,8 @@ def read_config_file(path: Path) -> ConfigFile:
         raise ConfigError(_syntax(path, error)) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: {TOO_DEEP}") from None
     file.origins[""] = str(path)
     return file
 
@@ -75,8 +79,9 @@ class _Walk:
         values = {}
         for key_node, value_node in node.value:
             key = self._loader.construct_object(key_node, deep=True)
-            if isinstance(key, (list, dict, set)):
-                raise ConfigError(f"{self._file.name}:{_line(key_node)}: a key must be a word, not {key!r}")
+            if key is None or isinstance(key, (list, dict, set)):
+                shown = "empty" if key is None else repr(key)
+                raise ConfigError(f"{self._file.name}:{_line(key_node)}: a key must be a word, not {shown}")
             inner = f"{path}.{key}" if path else str(key)
             self._file.origins[inner] = f"{self._file.name}:{_line(key_node)}"
             values[key] = self.value(value_node, inner, (*around, node))

@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rollstock.config.file import ConfigFile, read_config_file
+from rollstock.config.file import TOO_DEEP, ConfigFile, read_config_file
 from rollstock.config.overrides import OVERRIDE, apply_overrides
 from rollstock.config.sections import spell_out
 from rollstock.conversion import build_config, to_plain
@@ -52,11 +52,12 @@ def config_from_values(file: ConfigFile, overrides: Sequence[str] = ()) -> RunCo
     values = copy.deepcopy(file.values)
     spell_out(values, origins)
     defaults = _defaults()
-    for name in defaults.keys() & values.keys():
-        if not isinstance(values[name], Mapping):
-            del defaults[name]  # none, or a mistake: it takes the default's place, in place of being merged with it
-    merged = _resolve(defaults, values, origins, overrides, file.name)
-    config = build_config(RunConfig, Section(merged, origins=origins), place="")
+    _make_room(defaults, values)
+    try:
+        merged = _resolve(defaults, values, origins, overrides, file.name)
+        config = build_config(RunConfig, Section(merged, origins=origins), place="")
+    except RecursionError:
+        raise ConfigError(f"{file.name}: {TOO_DEEP}") from None
     config.origins = {key: origin for key, origin in origins.items() if key}
     for place, section in sections(config):
         section.place = place
@@ -66,6 +67,15 @@ def config_from_values(file: ConfigFile, overrides: Sequence[str] = ()) -> RunCo
             if f"{key}.".startswith(f"{place}.")
         }
     return config
+
+
+def _make_room(defaults: dict[str, Any], values: Mapping[Any, Any]) -> None:
+    """Take out the defaults where the file has a value of another shape (none, or a mistake): it cannot be merged."""
+    for name in defaults.keys() & values.keys():
+        if not isinstance(values[name], Mapping) or not isinstance(defaults[name], dict):
+            del defaults[name]
+        else:
+            _make_room(defaults[name], values[name])
 
 
 def _defaults() -> dict[str, Any]:

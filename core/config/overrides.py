@@ -13,8 +13,10 @@ from typing import Any, Final
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from rollstock.config.dialect import parse_value
+from rollstock.config.file import TOO_DEEP
 from rollstock.config.sections import named, section_kind
 from rollstock.errors import ConfigError
 
@@ -45,6 +47,8 @@ def parse_override(text: str) -> Override:
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or str(error)
         raise ConfigError(f"the value of the override {text!r} is not valid YAML: {problem}") from None
+    except RecursionError:
+        raise ConfigError(f"the override {path}: {TOO_DEEP}") from None
 
 
 def apply_overrides(config: DictConfig, origins: dict[str, str], overrides: Sequence[str]) -> None:
@@ -68,7 +72,11 @@ def apply_overrides(config: DictConfig, origins: dict[str, str], overrides: Sequ
                 value = named(value)
             elif isinstance(value, list):
                 value = [named(item) for item in value]
-        OmegaConf.update(config, override.path, value, merge=False, force_add=True)
+        try:
+            OmegaConf.update(config, override.path, value, merge=False, force_add=True)
+        except OmegaConfBaseException as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"the override {text!r} cannot be used: {reason}") from None
         _note(origins, override.path, value)
 
 

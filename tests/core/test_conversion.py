@@ -88,7 +88,7 @@ def test_values_that_fit_are_converted(values: dict[str, Any], name: str, expect
         ({"count": "3"}, "reward.count must be a whole number (int), not '3' (str)"),
         ({"count": 0}, "reward.count must be at least 1, not 0"),
         ({"count": 11}, "reward.count must be at most 10, not 11"),
-        ({"rate": float("nan")}, "reward.rate must be at least 0, not nan"),
+        ({"rate": float("nan")}, "reward.rate must be a number (float), not nan"),
         ({"rate": True}, "reward.rate must be a number (float), not True (bool)"),
         ({"rate": "fast"}, "reward.rate must be a number (float), not 'fast' (str)"),
         ({"text": 3}, "reward.text must be a text (str), not 3: put it in quotes, '3'"),

@@ -55,6 +55,11 @@ def test_anchors_and_merges_are_understood(tmp_path: Path) -> None:
         ("[1, 2]: x\n", r"demo\.yaml:1: a key must be a word|demo\.yaml:1:1: not valid YAML"),
         ("a: !!python/name:os.system\n", r"demo\.yaml:1:4: not valid YAML: could not determine a constructor"),
         ("a: 1\n---\nb: 2\n", r"demo\.yaml:2:1: not valid YAML: expected a single document"),
+        ("a: 1\n~: 2\n", r"demo\.yaml:2: a key must be a word, not empty"),
+        ("a: !!int many\n", r"demo\.yaml:1:4: not valid YAML: the value cannot be read as int"),
+        ("a: !!bool maybe\n", r"demo\.yaml:1:4: not valid YAML: the value cannot be read as bool"),
+        ("a: !!timestamp never\n", r"demo\.yaml:1:4: not valid YAML: the value cannot be read as timestamp"),
+        ("a: " + "[" * 2000 + "]" * 2000, r"demo\.yaml: mappings and lists lie within each other too deeply"),
         ("a: \x01\n", r"demo\.yaml: not valid YAML: .*special characters are not allowed"),
     ],
 )

@@ -160,6 +160,22 @@ def test_values_may_refer_to_others_and_to_the_environment(load, monkeypatch) ->
         ("", ["=3"], r"'=3' is no override"),
         ("", ["train.steps="], r"has no value: write train\.steps=null for none"),
         ("", ["train.steps=[1"], r"the value of the override 'train\.steps=\[1' is not valid YAML"),
+        (
+            "rewards: {name: rule}\n",
+            [],
+            r"demo\.yaml:5: rewards must be a list, not \{'name': 'rule'\} \(dict\): write \[\{'name': 'rule'\}\]",
+        ),
+        ("trackers: null\n", [], r"demo\.yaml:5: trackers must be a list, not none: write \[\]"),
+        ("sampling: {stop: {a: 1}}\n", [], r"demo\.yaml:5: sampling\.stop must be a list, not \{'a': 1\}"),
+        ("roles: {actor: [1]}\n", [], r"demo\.yaml:5: roles\.actor must be a mapping of options, not \[1\]"),
+        ("device: null\n", [], r"demo\.yaml:5: device must be a plugin's name or a mapping with one, not none"),
+        ("rewards: [{name: rule, weight: 1" + "0" * 400 + "}]\n", [], r"rewards\.0 has a weight that is no number"),
+        ("run: {name: " + "[" * 150 + "]" * 150 + "}\n", [], r"demo\.yaml: mappings and lists .* too deeply"),
+        ("", ["run.name=" + "[" * 2000 + "]" * 2000], r"the override run\.name: mappings and lists .* too deeply"),
+        ("", ["train={~: 3}"], r"the override 'train=\{~: 3\}' cannot be used: Incompatible key type 'NoneType'"),
+        ("", ["train.steps=" + "9" * 5000], r"is not valid YAML: the value cannot be read as int"),
+        ("", ["evaluation.solved_at=.nan"], r"evaluation\.solved_at must be a number \(float\), not nan"),
+        ("", ["evaluation.solved_at=1" + "0" * 400], r"evaluation\.solved_at must be a number \(float\), not 10000"),
         ("", ["model=null"], r"override: model must be a mapping of options, not none"),
         ("", ["model={}"], r"override: model is not valid: give either `path`"),
         ("", ["model={config: {hidden_size: 3}}"], r"`config` must say its `model_type`"),
@@ -177,7 +193,7 @@ def test_what_has_no_default_must_be_given(tmp_path: Path, section: str) -> None
     lines = {"model": "model: {path: x}", "algorithm": "algorithm: grpo", "environment": "environment: arithmetic"}
     path = tmp_path / "demo.yaml"
     path.write_text("\n".join(line for name, line in lines.items() if name != section))
-    with pytest.raises(ConfigError, match=rf"demo\.yaml: {section} is required"):
+    with pytest.raises(ConfigError, match=rf"demo\.yaml: {section} is required: it is a (plugin: |mapping of options, )"):
         load_config(path)
 
 
