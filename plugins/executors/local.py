@@ -9,9 +9,8 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from rollstock import Executor, RunError, WorkerGroup, WorkerSpec, hookimpl
+from rollstock import Executor, NoOptions, RunError, WorkerGroup, WorkerSpec, hookimpl
 from rollstock.dispatch import gather, registration, split_call
-from rollstock.plugin import NoOptions
 
 
 class LocalGroup(WorkerGroup):

@@ -255,7 +255,7 @@ def test_an_algorithm_may_ask_for_more_tasks_until_its_batch_is_full(run, instal
 
 
 def test_greedy_sampling_under_grpo_is_refused_with_the_reason(run):
-    with pytest.raises(UserError, match="every advantage is 0"):
+    with pytest.raises(UserError, match="each advantage is 0"):
         run("sampling.temperature=0")
 
 
