@@ -57,7 +57,8 @@ class ModelWorker:
 
     @register(dispatch="scatter")
     def update(self, batch: Batch, totals: Totals, algorithm_state: Mapping[str, Any]) -> Metrics:
-        """One optimizer update with the algorithm's loss for this role; returns metrics named `actor/...` or `critic/...`."""
+        """One optimizer update with the algorithm's loss for this role; returns metrics named `actor/...` or
+        `critic/...`."""
         self.algorithm.load_state(algorithm_state)
         critic = self.role == "critic"
         outputs = ["values"] if critic else sorted(self.algorithm.training_outputs())
@@ -130,5 +131,3 @@ def _logprob_gap(micro: MicroBatch) -> Metrics:
         "training/rollout_logprob_diff_mean": micro.mean(gap),
         "training/rollout_logprob_diff_max": micro.max(gap),
     }
-
-
