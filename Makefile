@@ -67,7 +67,7 @@ wheel: $(VENV)/.dev ## build the sdist and the wheel into dist/
 	$(BIN)/python -m build --outdir dist .
 
 bench: $(VENV)/.dev ## run the benchmarks; each prints a ratio
-	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean: ## remove what was built
 	rm -rf build dist *.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
