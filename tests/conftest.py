@@ -5,6 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile(
+    "rollstock", deadline=None
+)  # how long an example takes says more of the machine than of the code
+settings.load_profile("rollstock")
 
 
 @pytest.fixture(scope="session")
