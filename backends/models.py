@@ -130,10 +130,18 @@ def _from_path(path: Path, spec: ModelSpec) -> PreTrainedModel:
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
         )
     except Exception as error:  # broken files, unknown types and remote code all arrive as different classes
         raise UserError(f"model.path: transformers cannot load {path} as a causal language model: {error}") from error
     model: PreTrainedModel = loaded[0]
+    mismatched = sorted(loaded[1]["mismatched_keys"])
+    if mismatched:
+        name, found, expected = mismatched[0]
+        raise UserError(
+            f"model.path: {path} has {len(mismatched)} weights of another shape than its config.json says, first "
+            f"{name!r}: {list(found)}, not {list(expected)}"
+        )
     missing = sorted(loaded[1]["missing_keys"])
     if spec.head == "value":  # the language-model head is thrown away, so a reward model without one is welcome
         missing = [name for name in missing if not name.startswith("lm_head.")]

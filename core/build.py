@@ -30,7 +30,7 @@ from rollstock.run import Run
 from rollstock.seeding import derive_seed
 from rollstock.stages import CoreStages
 from rollstock.tasks import TaskSource
-from rollstock.tokens import end_ids, load_tokenizer
+from rollstock.tokens import encode_prompt, end_ids, load_tokenizer
 from rollstock.tracking import Trackers
 
 if TYPE_CHECKING:
@@ -80,6 +80,16 @@ def choose(config: RunConfig) -> Parts:
     )
 
 
+def check_first_prompt(config: RunConfig, parts: Parts) -> None:
+    """Encode the first prompt now, before anything is written: a tokenizer that does not fit the tasks fails there.
+
+    Raises UserError for a prompt with a character that the tokenizer lacks, and for messages without a chat template.
+    """
+    task = TaskSource(parts.environment, config.train.seed).train(0)
+    with noted(f"in the prompt of task {task.id!r}"):
+        encode_prompt(parts.tokenizer, task.prompt)
+
+
 def refuse_silent_failures(config: RunConfig, algorithm: Algorithm[Any]) -> None:
     """Raise ConfigError for settings that would run and do nothing."""
     problems = list(algorithm.validate(config))
@@ -91,6 +101,8 @@ def refuse_silent_failures(config: RunConfig, algorithm: Algorithm[Any]) -> None
         )
     if not config.rewards:
         problems.append("rewards: nobody scores; name at least one, such as `rewards: [environment]`")
+    elif not any(reward.weight for reward in config.rewards):
+        problems.append("rewards: every weight is 0, so every reward would be 0; give one of them a weight")
     if problems:
         raise ConfigError("\n".join(problems))
 

@@ -42,7 +42,7 @@ def roles_needed(algorithm: str, needs: Set[str], provided: Set[str]) -> list[st
         if column not in SOURCES:
             raise ConfigError(
                 f"algorithm {algorithm!r} needs the column {column!r}, which no role and no extension of this config "
-                f"provides. {suggest(column, [*SOURCES, *ALWAYS, *provided])} An extension that provides it names it in "
+                f"provides. {suggest(column, [*SOURCES, *ALWAYS, *provided])} An extension that does so names it in "
                 "`provides`"
             )
         roles.add(SOURCES[column].role)

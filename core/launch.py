@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollstock.build import Parts, build, choose
+from rollstock.build import Parts, build, check_first_prompt, choose
 from rollstock.config import complete_config, load_run_config, write_config
 from rollstock.conversion import to_plain
 from rollstock.errors import UserError
@@ -53,6 +53,7 @@ def train(config: RunConfig, *, dry_run: bool = False, overwrite: bool = False) 
     """
     parts = choose(config)
     config = complete_config(config, parts.manager)
+    check_first_prompt(config, parts)
     path = Path(config.run.directory)
     if dry_run:
         if not overwrite:
@@ -69,7 +70,7 @@ def resume(path: Path, *, step: int | None = None) -> Outcome:
 
     Raises UserError if there is no run, or nothing is left to do.
     """
-    with RunDirectory.open(path).locked() as directory:
+    with RunDirectory.open(path).locked() as directory, _logging(directory):
         config = load_run_config(directory.config)
         config.run.directory = str(path)
         parts = choose(config)
@@ -130,8 +131,6 @@ def _execute(
     """Build, restore, train and close. Until everything is built, a new run leaves its directory as it was."""
     began = time.monotonic()
     with ExitStack() as stack:
-        if not is_new:
-            stack.enter_context(_logging(directory))
         interrupt = stack.enter_context(Interrupt())
         try:
             with interrupt.allowed():
@@ -176,7 +175,7 @@ def _play(run: Run, directory: RunDirectory, checkpoint: Checkpoint | None) -> t
         status, message = "interrupted", f"SIGINT, again: ended at once; {_way_back(run)}"
     except Exception as error:
         logger.exception("the run failed in step %d", run.step)
-        error.add_note(f"the run failed in step {run.step}; {_way_back(run)}")
+        error.add_note(f"the run failed in step {run.step}; {_way_back(run, after=error)}")
         raise
     finally:
         with run.interrupt.deferred():
@@ -202,9 +201,11 @@ def _leave_checkpoint(run: Run, signal: InterruptedRun) -> str:
     return f"{signal.signal_name}: {_way_back(run)}"
 
 
-def _way_back(run: Run) -> str:
-    """What there is to go on from, and how."""
+def _way_back(run: Run, *, after: Exception | None = None) -> str:
+    """What there is to go on from, and how; a mistake of the user's would be made again, so a new run is advised."""
     steps = run.store.steps()
+    if not steps and isinstance(after, UserError):
+        return "nothing was trained yet; once that is mended, begin anew: rollstock train CONFIG --overwrite"
     kept = (
         f"the newest checkpoint is of step {steps[-1]}; go on with"
         if steps

@@ -36,7 +36,8 @@ class Section(dict[str, Any]):
         if isinstance(value, str) and value:
             return cls({"name": value}, place=place)
         if not isinstance(value, Mapping):
-            raise ValueError(f"must be a plugin's name or a mapping with one, not {'none' if value is None else repr(value)}")
+            shown = "none" if value is None else repr(value)
+            raise ValueError(f"must be a plugin's name or a mapping with one, not {shown}")
         if not isinstance(value.get("name"), str) or not value["name"]:
             raise ValueError(f"must say which plugin it means: {{name: ..., <its options>}}, not {dict(value)!r}")
         return cls(value, place=place, origins=value.origins if isinstance(value, Section) else None)

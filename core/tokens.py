@@ -18,29 +18,47 @@ if TYPE_CHECKING:
 
 END = "<end>"
 
+_TOKENIZER_FILES = ("tokenizer*", "*.model", "vocab*", "*.tiktoken", "tekken.json", "merges.txt")
+
 
 def load_tokenizer(model: ModelSection) -> Any:
     """The Hugging Face tokenizer that a config's `model` section means. Raises ConfigError if it cannot be had."""
     source = model.tokenizer if model.tokenizer is not None else model.path
     if isinstance(source, str):
-        return _from_directory(source)
-    if source is None or "characters" not in source:
+        return _from_directory(source, "model.tokenizer" if source is model.tokenizer else "model.path")
+    unknown = [key for key in source or () if key != "characters"]
+    if unknown:
+        raise ConfigError(f"model.tokenizer.{unknown[0]} is not an option of model.tokenizer. Known: characters.")
+    if not source:
         raise ConfigError(
             "model.tokenizer: a model made from `model.config` needs a tokenizer: the path of a directory that has "
             'one, or {characters: "0123456789+="}, which makes one of single characters'
         )
-    return character_tokenizer(str(source["characters"]))
+    if not isinstance(source["characters"], str):
+        raise ConfigError(
+            f"model.tokenizer.characters must be one text, such as '0123456789+=', not {source['characters']!r}"
+        )
+    return character_tokenizer(source["characters"])
 
 
-def _from_directory(path: str) -> Any:
+def _from_directory(path: str, place: str) -> Any:
+    """The tokenizer in a directory that the option `place` names."""
     if not Path(path).is_dir():
-        raise ConfigError(f"model: {path!r} is not a directory; give the local path of a model in Hugging Face format")
+        what = "is a file, not a directory" if Path(path).exists() else "does not exist"
+        raise ConfigError(
+            f"{place}: {path!r} {what}; give a local directory in Hugging Face format (nothing is downloaded)"
+        )
+    if not any(any(Path(path).glob(pattern)) for pattern in _TOKENIZER_FILES):
+        raise ConfigError(
+            f"{place}: {path!r} has no tokenizer (no tokenizer.json, for one); give a directory that has, with "
+            "model.tokenizer=DIR"
+        )
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises many types for what is always an unreadable tokenizer
-        raise ConfigError(f"model: no tokenizer could be read from {path!r}: {error}") from error
+        raise ConfigError(f"{place}: no tokenizer could be read from {path!r}: {error}") from error
 
 
 def character_tokenizer(characters: str) -> Any:
@@ -114,5 +132,20 @@ def _encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:
     try:
         ids: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
     except Exception as error:  # the tokenizers library raises bare Exception for an unknown character
+        missing = [character for character in dict.fromkeys(text) if not _can_encode(tokenizer, character)]
+        if missing:
+            shown = ", ".join(map(repr, missing[:10])) + (", ..." if len(missing) > 10 else "")
+            raise UserError(
+                f"the tokenizer has no token for {shown}, which {text[:80]!r} needs: add to "
+                "model.tokenizer.characters, or choose another model.tokenizer"
+            ) from error
         raise UserError(f"the tokenizer cannot encode {text[:80]!r}: {error}") from error
     return ids
+
+
+def _can_encode(tokenizer: Any, character: str) -> bool:
+    try:
+        tokenizer(character, add_special_tokens=False)
+    except Exception:  # as above
+        return False
+    return True

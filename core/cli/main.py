@@ -51,11 +51,19 @@ def _fail(output: Output, error: RollstockError, debug: bool) -> int:
     return error.exit_code
 
 
+class _OneLine(logging.Formatter):
+    """Leaves tracebacks to the log file: what the user did wrong is said in a sentence at the end."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        bare = logging.makeLogRecord({**vars(record), "exc_info": None, "exc_text": None})
+        return super().format(bare)
+
+
 def _set_up_logging(debug: bool) -> None:
     """Warnings go to standard error in one line each; `--debug` shows everything that rollstock logs."""
     handler = logging.StreamHandler()
     handler.setLevel(logging.DEBUG if debug else logging.WARNING)
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    handler.setFormatter((logging.Formatter if debug else _OneLine)("%(levelname)s: %(message)s"))
     log = logging.getLogger("rollstock")
     log.setLevel(logging.DEBUG if debug else logging.INFO)
     log.handlers[:] = [handler]

@@ -22,7 +22,7 @@ class Output:
 
     @contextmanager
     def others(self) -> Iterator[None]:
-        """A stretch in which others print: with JSON asked for, to standard error, so that standard output stays JSON."""
+        """A stretch in which others print: with JSON asked for, to standard error, so that the output stays JSON."""
         with redirect_stdout(sys.stderr) if self.as_json else nullcontext():
             yield
 

@@ -114,7 +114,11 @@ class Jsonl(Environment[JsonlConfig]):
         for position, key in enumerate(keys):
             index.positions["heldout" if key <= border else "train"].append(position)
         if not index.positions["train"]:
-            raise ConfigError(f"{self._path} has {len(keys)} rows, and none of them is left for training")
+            rows_there = f"{len(keys)} rows" if len(keys) != 1 else "one row"
+            raise ConfigError(
+                f"{self._path} has {rows_there}, and none is left for training: it needs at least two prompts, "
+                "one of which is held out (or set environment.heldout_fraction=0 and hold none out)"
+            )
         return index
 
     def _separate_files(self) -> _Index:

@@ -1,4 +1,4 @@
-"""Installed plugins, made up: distributions with metadata, entry points and modules in a folder on `sys.path`. And runs,
+"""Installed plugins, made up: distributions with metadata, entry points and modules in a `sys.path` folder. And runs,
 compared.
 """
 

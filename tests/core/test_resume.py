@@ -30,6 +30,7 @@ checkpoint: {{every_steps: 2, keep: 2}}
 trackers: [jsonl]
 """
 
+
 @pytest.fixture(params=["grpo", "ppo"])
 def config_file(request, tmp_path):
     more = ", kl_reward_coef: 0.1, kl_control: horizon, kl_horizon: 50" if request.param == "ppo" else ", kl_coef: 0.01"

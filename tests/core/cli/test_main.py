@@ -124,6 +124,25 @@ def test_what_a_command_raises_becomes_an_exit_code(
     assert ("Traceback" in error) is traceback
 
 
+@pytest.mark.parametrize("flags", [[], ["--debug"]])
+def test_a_traceback_that_is_logged_is_shown_with_debug_alone(capsys, monkeypatch, flags: list[str]) -> None:
+    from rollstock.cli import config
+
+    def fail(options, output):
+        log = logging.getLogger("rollstock.somewhere")
+        try:
+            raise RunError("the reward broke")
+        except RunError:
+            log.exception("the run failed in step 3")
+            raise
+
+    monkeypatch.setattr(config, "config", fail)
+    assert main(["config", "x.yaml", *flags]) == 1
+    error = capsys.readouterr().err
+    assert "ERROR: the run failed in step 3\n" in error
+    assert ("Traceback" in error) is bool(flags)
+
+
 def test_overrides_may_stand_behind_options() -> None:
     from rollstock.cli.parser import parse
 
