@@ -72,7 +72,7 @@ def character_tokenizer(characters: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {END: 0, **{c: i + 1 for i, c in enumerate(dict.fromkeys(characters))}}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=None))  # type: ignore[arg-type]  # None means: an error
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=None))  # None: an unknown one is an error
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
@@ -87,8 +87,9 @@ def encode_prompt(tokenizer: Any, prompt: Sequence[Message] | str | Sequence[int
     """
     if isinstance(prompt, str):
         return _encode(tokenizer, prompt, special=True)
-    if all(isinstance(item, int) for item in prompt):
-        return [int(item) for item in prompt]  # type: ignore[call-overload]  # checked on the line above
+    ids = [item for item in prompt if isinstance(item, int)]
+    if len(ids) == len(prompt):
+        return ids
     if not tokenizer.chat_template:
         raise UserError(
             "the environment gives chat messages, but the model's tokenizer has no chat template; "
@@ -102,7 +103,8 @@ def encode_reply(tokenizer: Any, reply: str, *, chat: bool, ended: bool) -> list
     """Token ids of the other side's reply, up to where the policy speaks again.
 
     chat: the prompt was messages, so the template's marks go around the reply; ended: the policy's last token was the
-    end-of-turn mark, which is then not written a second time.
+    end-of-turn mark, which is then not written a second time. Raises UserError for a chat template without the policy's
+    turns.
     """
     if not chat:
         return _encode(tokenizer, reply, special=False)
@@ -110,6 +112,11 @@ def encode_reply(tokenizer: Any, reply: str, *, chat: bool, ended: bool) -> list
     whole: str = tokenizer.apply_chat_template(
         [*turn, {"role": "user", "content": reply}], add_generation_prompt=True, tokenize=False
     )
+    if "@@a@@" not in whole:
+        raise UserError(
+            "the tokenizer's chat template does not repeat what the policy said, so a conversation of several turns "
+            "cannot be continued with it; choose a plain-text prompt in the environment's options, or another model"
+        )
     tail = whole[whole.index("@@a@@") + len("@@a@@") :]
     end = tokenizer.eos_token or ""
     if ended and end and tail.startswith(end):
