@@ -153,5 +153,5 @@ def test_code_in_a_model_directory_is_never_run(directory: Path) -> None:
 def test_weights_of_another_shape_than_the_config_says_are_named(directory: Path) -> None:
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "intermediate_size": 32}))
-    with pytest.raises(UserError, match=r"3 weights of another shape .* is '.*mlp.*': \[.*24.*\], not \[.*32.*\]"):
+    with pytest.raises(UserError, match=r"3 weights of another shape .* '.*mlp.*': \[.*24.*\], not \[.*32.*\]"):
         build_model(ModelSpec(path=str(directory)))
