@@ -45,6 +45,45 @@ def test_a_tracker_that_fails_is_left_out_and_counted_and_the_others_go_on():
     assert trackers.failed == {"broken": "no log today"}
 
 
+def test_of_a_tracker_that_failed_the_last_state_is_kept():
+    class Keeps(Recorder):
+        def state(self):
+            self._call("state")
+            return {"calls": len(self.calls)}
+
+    early, late = Keeps("early", {"log"}), Keeps("late")
+    trackers = Trackers([early, late, Keeps("late")])
+    trackers.start(RUN, {"early": {"calls": 7}, "gone from the config": {}})
+    trackers.log(1, {})
+    assert trackers.state() == {"early": {"calls": 7}, "late": {"calls": 3}, "late_2": {"calls": 3}}
+    late.fails_in = {"state"}
+    assert trackers.state() == {"early": {"calls": 7}, "late": {"calls": 3}, "late_2": {"calls": 4}}
+    assert set(trackers.failed) == {"early", "late"}
+
+
+def test_messages_samples_and_evaluations_reach_every_tracker_that_is_well(caplog):
+    class Hears(Recorder):
+        def evaluation(self, step, metrics):
+            self._call("evaluation")
+
+        def samples(self, step, rows):
+            self._call("samples")
+
+        def message(self, text):
+            self._call("message")
+
+    first, second = Hears("first", {"samples"}), Hears("second")
+    trackers = Trackers([first, second])
+    trackers.start(RUN, {})
+    trackers.samples(1, [])
+    trackers.evaluation(1, {})
+    with caplog.at_level("INFO", logger="rollstock"):
+        trackers.message("half way")
+    assert first.calls == ["start", "samples"]
+    assert second.calls == ["start", "samples", "evaluation", "message"]
+    assert "half way" in caplog.text
+
+
 def test_what_was_never_opened_is_not_closed():
     first, second, third = Recorder("first"), Recorder("second", {"start"}), Recorder("third")
     trackers = Trackers([first, second, third])
