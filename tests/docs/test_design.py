@@ -34,6 +34,13 @@ def test_every_hook_of_a_run_is_in_the_diagram_or_explained() -> None:
     assert hooks == set(re.findall(r"\brollstock_\w+", PAGE)) - providers
 
 
+def test_the_diagram_shows_the_hooks_of_a_step_in_firing_order() -> None:
+    step = PAGE.partition("subgraph step")[2].partition("    end\n")[0]
+    shown = list(dict.fromkeys(re.findall(r"rollstock_\w+", step)))
+    assert shown == [name for name in vars(hookspecs) if name in shown]
+    assert len(shown) == 11
+
+
 def test_every_role_and_the_columns_that_it_provides_are_listed() -> None:
     table = PAGE.partition("## Roles")[2].partition("##")[0]
     for column, source in SOURCES.items():
