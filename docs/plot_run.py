@@ -73,16 +73,16 @@ def draw(curves: Sequence[Curve], title: str) -> str:
         step = round(last * quarter / 4)
         parts.append(f"<text x='{place(step, 0)[0]}' y='{HEIGHT - 24}' text-anchor='middle'>{step}</text>")
     parts.append(f"<text x='{WIDTH / 2}' y='{HEIGHT - 7}' text-anchor='middle'>step</text>")
-    offset = LEFT
+    offset = float(LEFT)
     for curve, (colour, width) in zip(curves, STYLES, strict=False):
         places = [place(step, value) for step, value in curve.points]
         line = " ".join(f"{x},{y}" for x, y in places)
         parts.append(f"<polyline points='{line}' fill='none' stroke='{colour}' stroke-width='{width}'/>")
         if curve.marks:
             parts += [f"<circle cx='{x}' cy='{y}' r='3' fill='{colour}'/>" for x, y in places]
-        parts.append(f"<path d='M{offset} 32h16' stroke='{colour}' stroke-width='{width}'/>")
-        parts.append(f"<text x='{offset + 22}' y='36'>{escape(curve.label)}</text>")
-        offset += 40 + 7 * len(curve.label)
+        parts.append(f"<path d='M{offset:g} 32h16' stroke='{colour}' stroke-width='{width}'/>")
+        parts.append(f"<text x='{offset + 22:g}' y='36'>{escape(curve.label)}</text>")
+        offset += 44 + 6.3 * len(curve.label)
     return "\n".join([*parts, "</svg>\n"])
 
 
