@@ -5,6 +5,7 @@ message.
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import sys
@@ -16,6 +17,10 @@ from rollstock.cli.parser import parse
 from rollstock.errors import RollstockError, RunError, UserError
 
 INTERRUPTED = 1
+_UNUSABLE_PATH = {
+    *(errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP),
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,10 +43,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:  # a bug, or a plugin's: here the traceback is the message
-        traceback.print_exc()
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _UNUSABLE_PATH and error.filename is not None:
+            return _fail(output, _unusable_path(error), debug)
+        traceback.print_exc()  # a bug, or a plugin's: here the traceback is the message
         output.error(f"{type(error).__name__}: {error}", type(error).__name__, notes=getattr(error, "__notes__", ()))
         return RunError.exit_code
+
+
+def _unusable_path(error: OSError) -> UserError:
+    """A path that the user gave and the system refuses, in words; whatever was noted beneath it is kept."""
+    told = UserError(f"the path {str(error.filename)!r} cannot be used: {error.strerror}; choose another")
+    for note in getattr(error, "__notes__", ()):
+        told.add_note(note)
+    return told
 
 
 def _fail(output: Output, error: RollstockError, debug: bool) -> int:

@@ -4,6 +4,7 @@ needed.
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -141,6 +142,35 @@ def test_a_traceback_that_is_logged_is_shown_with_debug_alone(capsys, monkeypatc
     error = capsys.readouterr().err
     assert "ERROR: the run failed in step 3\n" in error
     assert ("Traceback" in error) is bool(flags)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["resume", "x" * 300],
+        ["report", "x" * 300],
+        ["eval", "x" * 300],
+        ["export", "x" * 300, "--to", "out"],
+        ["new", "plugin", "algorithm", "mine", "--dir", "x" * 300],
+    ],
+)
+def test_a_path_that_the_system_refuses_is_one_message(capsys, tmp_path, monkeypatch, arguments: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert re.fullmatch(r"error: the path '.*x{300}.*' cannot be used: File name too long; choose another\n", shown)
+
+
+def test_a_file_in_the_way_of_a_directory_is_one_message(capsys, tmp_path, monkeypatch) -> None:
+    from rollstock.cli import config
+
+    def fail(options, output):
+        (tmp_path / "file").write_text("")
+        (tmp_path / "file").mkdir()
+
+    monkeypatch.setattr(config, "config", fail)
+    assert main(["config", "x.yaml"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: the path '{tmp_path / 'file'}' cannot be used: File exists")
 
 
 def test_overrides_may_stand_behind_options() -> None:
