@@ -80,6 +80,8 @@ def resume(path: Path, *, step: int | None = None) -> Outcome:
                 f"the run in {path} has finished its {config.train.steps} steps; to train longer, start a new run with "
                 "more train.steps, or export it: rollstock export"
             )
+        if checkpoint is None:
+            logger.warning("%s has no checkpoint: beginning again with the first step", path)
         for difference in record_resume(directory.manifest, checkpoint.step if checkpoint else 0):
             logger.warning("not as when the run was started: %s", difference)
         return _execute(config, directory, parts, checkpoint=checkpoint, is_new=False)
@@ -117,12 +119,24 @@ def evaluate(path: Path, *, step: int | None = None) -> Outcome:
 
 
 def _newest(config: RunConfig, directory: RunDirectory, step: int | None) -> Checkpoint | None:
-    from rollstock.checkpoint import CheckpointStore
+    from rollstock.checkpoint import CheckpointCorruptError, CheckpointNotFoundError, CheckpointStore
 
     store = CheckpointStore(
         directory.checkpoints, keep=config.checkpoint.keep, compression=config.checkpoint.compression
     )
-    return store.load(step) if step is not None or store.steps() else None
+    try:
+        return store.load(step)
+    except CheckpointNotFoundError:
+        if step is not None:
+            raise
+        return None
+    except CheckpointCorruptError as error:
+        if step is None:  # to begin again in silence would throw away what the other files of the run tell
+            error.add_note(
+                f"no checkpoint of {directory.path} is sound: put one back from a copy, or begin anew: "
+                "rollstock train CONFIG --overwrite"
+            )
+        raise
 
 
 def _execute(

@@ -1,13 +1,15 @@
 """What is refused before a run is begun, with nothing written, and what a mistake that shows later is told."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rollstock.checkpoint import CheckpointCorruptError
 from rollstock.errors import ConfigError, UserError
-from rollstock.launch import train
+from rollstock.launch import resume, train
 
 
 @pytest.mark.parametrize(
@@ -44,3 +46,25 @@ def test_a_mistake_that_shows_when_the_run_has_begun_is_not_told_to_resume(
     with pytest.raises(UserError, match="leaves no room for a response") as caught:
         train(config)
     assert any("begin anew: rollstock train CONFIG --overwrite" in note for note in caught.value.__notes__)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_again_in_silence(
+    tmp_path: Path, small_run: Callable[..., Any]
+) -> None:
+    train(small_run(tmp_path / "run", "train.steps=2", "checkpoint.every_steps=1"))
+    for state in (tmp_path / "run/checkpoints").glob("step-*/state.json"):
+        state.write_text("{oops")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.jsonl")}
+    with pytest.raises(CheckpointCorruptError) as caught:
+        resume(tmp_path / "run")
+    assert "no checkpoint of" in caught.value.__notes__[-1]
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.jsonl")} == before
+
+
+def test_a_run_without_a_checkpoint_says_that_it_begins_again(
+    tmp_path: Path, small_run: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    train(small_run(tmp_path / "run", "train.steps=2"))
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    assert resume(tmp_path / "run").step == 2
+    assert "has no checkpoint: beginning again with the first step" in caplog.text
