@@ -25,6 +25,7 @@ _UNUSABLE_PATH = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; `arguments` default to the process's own. Returns the exit code."""
+    _open_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     output = Output(as_json="--json" in given)
     debug = "--debug" in given
@@ -49,6 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traceback.print_exc()  # a bug, or a plugin's: here the traceback is the message
         output.error(f"{type(error).__name__}: {error}", type(error).__name__, notes=getattr(error, "__notes__", ()))
         return RunError.exit_code
+
+
+def _open_streams() -> None:
+    """Let output go nowhere if the process was started with it closed (`>&-`): Python has None in its place."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  # it stays open as long as the process
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def _unusable_path(error: OSError) -> UserError:
