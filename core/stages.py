@@ -139,6 +139,7 @@ class CoreStages:
         for mini in mini_batches(
             batch, run.seed, run.step, epochs=run.config.train.epochs, count=run.config.train.mini_batches
         ):
+            parts.append({"train/num_updates": Metric(1.0, 1.0, "sum")})
             totals, state = Totals.of(mini, response_limit=run.sampling.max_new_tokens), run.algorithm.state()
             if "critic" in run.roles:
                 parts.append(run.roles["critic"].call("update", mini, totals, state))
