@@ -66,7 +66,8 @@ def missing_extras(entry: PluginEntry) -> list[str]:
     """The extras (`rollstock[wandb]`) that a plugin's module imports packages of, and that are not installed."""
     packages = set().union(*extras_of(entry.distribution).values())
     source = read_source(entry.module) or ""
-    if not any(package.partition("-")[0] in source for package in packages):
+    spellings = [package.replace("-", mark) for package in packages for mark in "_.-"]
+    if not any(spelling in source for spelling in spellings):
         return []  # spares the parsing
     missing = set()
     for module in _imported(entry.module):
