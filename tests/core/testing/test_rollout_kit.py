@@ -11,6 +11,7 @@ from torch import Tensor
 from rollstock import Completion, GenerationRequest, GenerationResult, Rollout, RunError, Sampling, UserError
 from rollstock.backends.native import Native
 from rollstock.testing import ConformanceError, check_rollout
+from rollstock.testing.rollout import CHECKS
 
 
 class Changed(Native):
@@ -222,9 +223,17 @@ WRONG: list[tuple[type[Rollout[Any]], str, str]] = [
 ]
 
 
+def all_but(check: str) -> dict[str, str]:
+    """Only the check that is meant to fail is run: the others take their time, and right plugins show that they
+    pass."""
+    names = [each.__name__.removeprefix("check_") for each in CHECKS]
+    assert check in names
+    return {name: "it is tried elsewhere" for name in names if name != check}
+
+
 @pytest.mark.parametrize(("wrong", "check", "said"), WRONG, ids=[wrong.__name__ for wrong, _, _ in WRONG])
 def test_a_wrong_rollout_is_caught_by_its_check(wrong: type[Rollout[Any]], check: str, said: str) -> None:
     with pytest.raises(ConformanceError) as caught:
-        check_rollout(wrong)
+        check_rollout(wrong, skip=all_but(check))
     assert caught.value.check == check
     assert said in str(caught.value)
