@@ -96,7 +96,9 @@ def _lines(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("config_file", "number"), [("grpo", signal.SIGTERM), ("ppo", signal.SIGINT)], indirect=["config_file"]
+)
 def test_a_signal_leaves_a_checkpoint_and_says_how_to_resume(
     config_file, uninterrupted, tmp_path, number, assert_same_run
 ):
