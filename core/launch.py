@@ -155,9 +155,11 @@ def _execute(
             step = checkpoint.step if checkpoint else 0
             return Outcome(status="interrupted", directory=directory.path, step=step, message=message)
         if is_new:
-            directory.prepare()
-            write_config(config, directory.config)
-            write_manifest(directory.manifest, _manifest(config, parts))
+            try:
+                _begin(config, directory, parts)
+            except BaseException:
+                run.close("failed")
+                raise
             stack.enter_context(_logging(directory))
         status, message = _play(run, directory, checkpoint)
     return Outcome(
@@ -170,21 +172,20 @@ def _execute(
     )
 
 
+def _begin(config: RunConfig, directory: RunDirectory, parts: Parts) -> None:
+    """Write the first files of a new run."""
+    manifest = _manifest(config, parts)
+    directory.prepare()
+    write_config(config, directory.config)
+    write_manifest(directory.manifest, manifest)
+
+
 def _play(run: Run, directory: RunDirectory, checkpoint: Checkpoint | None) -> tuple[str, str]:
     """Train to the end, or to a signal, and close the run; returns how it ended, and a sentence about it."""
     status, message = "failed", ""
     try:
-        run.roles["actor"].call("save_config", directory.model)
-        run.tokenizer.save_pretrained(directory.model)
-        _start_trackers(run, checkpoint)
-        if checkpoint is not None:
-            restore(run, checkpoint)
-        train_loop(run)
-        status = "finished"
-    except InterruptedRun as signal:
-        with run.interrupt.deferred():
-            message = _leave_checkpoint(run, signal)
-        status = "interrupted"
+        message = _train(run, directory, checkpoint)
+        status = "interrupted" if message else "finished"
     except KeyboardInterrupt:
         status, message = "interrupted", f"SIGINT, again: ended at once; {_way_back(run)}"
     except Exception as error:
@@ -197,6 +198,23 @@ def _play(run: Run, directory: RunDirectory, checkpoint: Checkpoint | None) -> t
     return status, message
 
 
+def _train(run: Run, directory: RunDirectory, checkpoint: Checkpoint | None) -> str:
+    """Train to the end, or to a signal: then save the last finished step, if that is not done, and say how to go on."""
+    try:
+        run.roles["actor"].call("save_config", directory.model)
+        run.tokenizer.save_pretrained(directory.model)
+        _start_trackers(run, checkpoint)
+        if checkpoint is not None:
+            restore(run, checkpoint)
+        train_loop(run)
+        return ""
+    except InterruptedRun as signal:
+        with run.interrupt.deferred():
+            if run.saved_step != run.progress.step:
+                run.save()
+        return f"{signal.signal_name}: {_way_back(run)}"
+
+
 def _start_trackers(run: Run, checkpoint: Checkpoint | None) -> None:
     info = RunInfo(
         name=run.config.run.name or run.directory.name,
@@ -206,13 +224,6 @@ def _start_trackers(run: Run, checkpoint: Checkpoint | None) -> None:
         resumed_at=checkpoint.step if checkpoint else None,
     )
     run.trackers.start(info, checkpoint.state["trackers"] if checkpoint else {})
-
-
-def _leave_checkpoint(run: Run, signal: InterruptedRun) -> str:
-    """Save the last finished step, unless that was done; say how to go on."""
-    if run.saved_step != run.progress.step:
-        run.save()
-    return f"{signal.signal_name}: {_way_back(run)}"
 
 
 def _way_back(run: Run, *, after: Exception | None = None) -> str:

@@ -38,7 +38,7 @@ class Stages:
         with self._run.stage("gen"):
             batch = self._hook.rollstock_generate(run=self._run, tasks=tasks)
         if not isinstance(batch, Batch):
-            raise RunError(f"the generate stage returned {type(batch).__name__}, not a Batch")
+            raise RunError(_returned("generate", batch, "a Batch"))
         return batch
 
     def score(self, batch: Batch) -> None:
@@ -51,7 +51,7 @@ class Stages:
         with self._run.stage("select"):
             kept = self._hook.rollstock_select(run=self._run, batch=batch)
         if not isinstance(kept, Batch):
-            raise RunError(f"the select stage returned {type(kept).__name__}, not a Batch")
+            raise RunError(_returned("select", kept, "a Batch"))
         self._run.record({"train/num_dropped": Metric(len(batch) - len(kept), 1.0, "sum")})
         return kept
 
@@ -64,17 +64,28 @@ class Stages:
         """Stage 5: fill `advantages`."""
         with self._run.stage("adv"):
             self._hook.rollstock_advantages(run=self._run, batch=batch)
+        if "advantages" not in batch:
+            raise RunError("the advantages stage left no column `advantages`, whatever answered in place of the core's")
 
     def update(self, batch: Batch) -> None:
         """Stage 6: train; from here on a step is finished, whatever signal comes."""
         with self._run.stage("update", safe=False):
             metrics = self._hook.rollstock_update(run=self._run, batch=batch)
+        if not isinstance(metrics, Mapping):
+            raise RunError(_returned("update", metrics, "metrics"))
         self._run.record(metrics)
 
     def sync(self) -> None:
         """Stage 7: new weights reach the generators."""
         with self._run.stage("sync", safe=False):
             self._hook.rollstock_sync(run=self._run)
+
+
+def _returned(stage: str, result: object, expected: str) -> str:
+    return (
+        f"the {stage} stage returned {type(result).__name__}, not {expected}; an extension that wraps it must return "
+        "what its `yield` gave"
+    )
 
 
 class CoreStages:

@@ -23,7 +23,7 @@ from rollstock.testing.rollout_weights import WEIGHTS
 from rollstock.testing.subject import Subject
 from rollstock.testing.subject import check_options as check_plugin_options
 
-NUM_DRAWS = 512
+NUM_DRAWS = 256
 
 
 def check_rollout(
@@ -199,7 +199,7 @@ def check_distribution(case: RolloutCase) -> None:
         )
         distance = float((counts - right).abs().sum()) / 2
         expect(
-            distance < 0.15,
+            distance < 0.2,
             f"with {what}, frequencies of {NUM_DRAWS} draws are {distance:.2f} from the probabilities (total "
             "variation)",
             mend="divide the logits by the temperature, cut, scale what is kept to 1, and draw with independent seeds",

@@ -203,6 +203,18 @@ def test_a_start_that_fails_costs_nothing(small_run, tmp_path, straight, occupie
     assert train(small_run(run, "train.steps=1"), overwrite=occupied).status == "finished"
 
 
+def test_a_manifest_that_cannot_be_made_costs_nothing_either(small_run, run, monkeypatch):
+    def git_hangs(**_facts):
+        raise TimeoutError("git does not answer")
+
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    monkeypatch.setattr("rollstock.launch.build_manifest", git_hangs)
+    with pytest.raises(TimeoutError):
+        train(small_run(run), overwrite=True)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"} == before
+    RunDirectory(run).lock()
+
+
 def test_overwriting_removes_what_was_there(small_run, run):
     assert train(small_run(run, "train.steps=1"), overwrite=True).step == 1
     assert CheckpointStore(run / "checkpoints").steps() == [1]

@@ -211,6 +211,30 @@ def test_a_second_ctrl_c_ends_at_once_with_the_checkpoint_that_there_is(ring, st
     assert_same_run(outcome.directory, straight)
 
 
+def test_ctrl_c_while_the_checkpoint_of_the_first_one_is_written_ends_at_once(
+    ring, straight, assert_same_run, monkeypatch
+):
+    from rollstock.checkpoint import store
+
+    plain = store.write_folder
+
+    def write_folder(folder, content, compression):
+        plain(folder, content, compression)
+        if content.step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write_folder", write_folder)
+        patch.setattr("rollstock.run.Run._checkpoint_is_due", lambda run: run.step == 1)
+        outcome = ring("score", 3, signal.SIGINT)
+    assert outcome.status == "interrupted"
+    assert outcome.message.startswith("SIGINT, again: ended at once; the newest checkpoint is of step 1; go on with")
+    assert Alarm.statuses == ["interrupted"]
+    assert [path.name for path in (outcome.directory / "checkpoints").iterdir() if path.is_dir()] == ["step-000001"]
+    resume(outcome.directory)
+    assert_same_run(outcome.directory, straight)
+
+
 def test_a_signal_before_the_first_step_is_finished_is_told_the_way_to_begin_again(ring, straight, assert_same_run):
     outcome = ring("generate", 1, signal.SIGINT)
     assert outcome.message == (

@@ -206,6 +206,38 @@ def test_an_extension_may_replace_a_stage_and_add_metrics(run, installed):
     assert [m["mine/step"] for m in steps] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("stage", "arguments", "message"),
+    [
+        (
+            "generate",
+            "run, tasks",
+            "the generate stage returned NoneType, not a Batch; an extension that wraps it must",
+        ),
+        ("select", "run, batch", "the select stage returned NoneType, not a Batch"),
+        ("update", "run, batch", "the update stage returned NoneType, not metrics"),
+    ],
+)
+def test_a_wrapper_that_returns_nothing_is_told_so(run, installed, stage, arguments, message):
+    scope = {"hookimpl": hookimpl}
+    exec(f"@hookimpl(wrapper=True)\ndef rollstock_{stage}(self, {arguments}):\n    yield", scope)
+    hook = scope[f"rollstock_{stage}"]
+    installed("extension", "forgets", type("Forgets", (Extension,), {f"rollstock_{stage}": hook}))
+    with pytest.raises(RunError, match=message):
+        run("extensions=[forgets]")
+
+
+def test_whoever_replaces_the_advantages_must_make_them(run, installed):
+    class Empty(Extension[NoOptions]):
+        @hookimpl
+        def rollstock_advantages(self, run, batch):
+            return True
+
+    installed("extension", "empty", Empty)
+    with pytest.raises(RunError, match="the advantages stage left no column `advantages`"):
+        run("extensions=[empty]")
+
+
 def test_the_first_extension_of_a_config_is_the_outermost(run, installed):
     calls = []
 
