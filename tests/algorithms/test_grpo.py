@@ -65,3 +65,11 @@ def test_an_entropy_bonus_is_subtracted(make_batch):
 def test_dual_clip_must_be_above_one():
     with pytest.raises(ValueError, match="dual_clip must be above 1"):
         GRPOConfig(dual_clip=1)
+
+
+def test_a_lone_sample_has_no_advantage_or_its_raw_score(make_batch):
+    batch = make_batch([[1, 0], [1], [1]], [0.75, 1.0, 0.0], groups=[7, 3, 3])
+    assert GRPO().advantages(batch)[0].tolist() == [0.0, 0.0]
+    raw = GRPO(GRPOConfig(lone="raw")).advantages(batch)
+    assert raw[0].tolist() == [0.75, 0.0]
+    assert torch.equal(raw[1:], GRPO().advantages(batch)[1:])
