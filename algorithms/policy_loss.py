@@ -30,11 +30,22 @@ class TermOptions:
 
 
 @dataclass(kw_only=True)
-class ClipOptions(TermOptions):
-    """Options of a policy loss that holds the probability ratio near 1."""
+class RangeOptions(TermOptions):
+    """Options of a policy loss that holds the probability ratio within a range around 1."""
 
     clip: float = option(0.2, "clip range of the probability ratio", minimum=0)
     clip_high: float | None = option(None, "upper clip range where it differs from the lower one", minimum=0)
+
+    @property
+    def upper(self) -> float:
+        """The upper clip range, whichever option gives it."""
+        return self.clip if self.clip_high is None else self.clip_high
+
+
+@dataclass(kw_only=True)
+class ClipOptions(RangeOptions):
+    """Options of PPO's clipped policy loss."""
+
     dual_clip: float | None = option(
         None, "bound on the loss of negative advantages, in multiples of them; above 1", minimum=1
     )
@@ -61,10 +72,16 @@ def clipped_loss(micro: MicroBatch, options: ClipOptions) -> Loss:
         micro.old_logprobs,
         micro.advantages,
         eps_low=options.clip,
-        eps_high=options.clip if options.clip_high is None else options.clip_high,
+        eps_high=options.upper,
         dual_clip=options.dual_clip,
     )
     return with_terms(micro, losses, options, {"actor/pg_clipfrac": micro.mean(clipped)})
+
+
+def sequence_advantages(micro: MicroBatch) -> Tensor:
+    """`[b]`: the mean advantage over each trajectory's action tokens; 0 without any. For losses of whole sequences."""
+    kept = torch.where(micro.mask, micro.advantages, 0.0)
+    return kept.sum(dim=1) / micro.mask.sum(dim=1).clamp_min(1)
 
 
 def with_terms(micro: MicroBatch, losses: Tensor, options: TermOptions, metrics: Mapping[str, Metric]) -> Loss:
