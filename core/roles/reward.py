@@ -57,7 +57,9 @@ class RewardWorker:
         calls = [(k, sample) for sample in samples for k in range(len(self._names))]
         outcomes = self._sandbox.map(
             calls,
-            names=[f"reward {self._names[k]!r} of task {s.task.id!r} (step {step})" for k, s in calls],
+            names=[f"task {sample.task.id!r}" for _k, sample in calls],
+            of=[f"reward {self._names[k]!r}" for k, _sample in calls],
+            when=f"step {step}",
             seeds=[derive_seed(self._seed, "reward", step, i) % 2**32 for i in range(len(calls))],
         )
         totals: list[float | None] = []

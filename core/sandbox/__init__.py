@@ -5,6 +5,7 @@ For the scoring of trajectories, and for whoever else runs code that rollstock d
 caller.
 """
 
-from rollstock.sandbox.pool import Outcome, Sandbox
+from rollstock.sandbox.outcome import Outcome
+from rollstock.sandbox.pool import Sandbox
 
 __all__ = ["Outcome", "Sandbox"]

@@ -15,10 +15,11 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rollstock.errors import RunError, UserError
+from rollstock.sandbox.failures import FailureLog, Label
+from rollstock.sandbox.outcome import Outcome, read_answer
 from rollstock.sandbox.process import WorkerProcess, describe_exit
 from rollstock.sandbox.protocol import Answer, Ask, Build, Ready
 
@@ -30,22 +31,6 @@ ResultT = TypeVar("ResultT")
 # How often a worker that says nothing is asked whether it still lives: a child of it may keep its socket open.
 TICK_SECONDS = 0.2
 MAX_FAILED_STARTS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome(Generic[ResultT]):
-    """What became of one call.
-
-    value: what it returned, None unless `status` is `ok` (and possibly then). error: why there is no value, in one
-    line. output: what it printed, the beginning of it. seconds: how long it took.
-    """
-
-    status: Literal["ok", "raised", "timed_out"]
-    value: ResultT | None = None
-    error: str = ""
-    traceback: str = ""
-    output: str = ""
-    seconds: float = 0.0
 
 
 class Sandbox(Generic[RequestT, ResultT]):
@@ -79,6 +64,7 @@ class Sandbox(Generic[RequestT, ResultT]):
         self._build = Build(_pickled_factory(factory, name))
         self._workers: list[WorkerProcess] = []
         self._failed_starts = 0
+        self._failures = FailureLog(name)
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, _end_all, self._workers, os.getpid())
 
@@ -91,16 +77,31 @@ class Sandbox(Generic[RequestT, ResultT]):
             _Round(self, [], [], []).run(wait_for_all=True)
 
     def map(
-        self, requests: Sequence[RequestT], *, names: Sequence[str], seeds: Sequence[int | None] | None = None
+        self,
+        requests: Sequence[RequestT],
+        *,
+        names: Sequence[str],
+        of: Sequence[str] | None = None,
+        when: str = "",
+        seeds: Sequence[int | None] | None = None,
     ) -> list[Outcome[ResultT]]:
         """Make one call a request; the outcomes are in the order of the requests, whoever answered first.
 
-        names: what to call each request in the log, where a call that raised or timed out is named. seeds: of the
-        global random generators during each call, so that a result depends neither on the worker nor on the calls
-        before it. Raises what `start` raises; a call that goes wrong raises nothing here.
+        names: what to call each request in the log, where calls that raised or timed out are named, `of` what each is
+        asked and `when`; failures that repeat one told before, in this call or an earlier one, are counted in a line
+        at the end. seeds: of the global random generators during each call, so that a result depends neither on the
+        worker nor on the calls before it. Raises what `start` raises; a call that goes wrong raises nothing here.
         """
+        count = len(requests)
+        asked, seeded = of or [""] * count, seeds or [None] * count
+        if not count == len(names) == len(asked) == len(seeded):
+            raise ValueError(
+                f"{count} requests need as many names, subjects and seeds, not {len(names)}, {len(asked)} and "
+                f"{len(seeded)}"
+            )
+        labels = [Label(subject, name, when) for subject, name in zip(asked, names, strict=True)]
         with self._lock:
-            return _Round(self, requests, names, seeds or [None] * len(requests)).run()
+            return _Round(self, requests, labels, seeded).run()
 
     def close(self) -> None:
         """End the workers and all that they started. The sandbox can be used again: its workers are started anew."""
@@ -154,15 +155,11 @@ class _Round(Generic[RequestT, ResultT]):
         self,
         sandbox: Sandbox[RequestT, ResultT],
         requests: Sequence[RequestT],
-        names: Sequence[str],
+        labels: Sequence[Label],
         seeds: Sequence[int | None],
     ) -> None:
-        if not len(requests) == len(names) == len(seeds):
-            raise ValueError(
-                f"{len(requests)} requests need as many names and seeds, not {len(names)} and {len(seeds)}"
-            )
         self.sandbox = sandbox
-        self.requests, self.names, self.seeds = requests, names, seeds
+        self.requests, self.labels, self.seeds = requests, labels, seeds
         self.outcomes: dict[int, Outcome[ResultT]] = {}
         self.waiting = deque(range(len(requests)))
         self.doing: dict[WorkerProcess, int] = {}
@@ -188,6 +185,7 @@ class _Round(Generic[RequestT, ResultT]):
             raise
         finally:
             self.selector.close()
+            self.sandbox._failures.tell_repeats()
         return [self.outcomes[index] for index in range(len(self.requests))]
 
     def fill(self) -> None:
@@ -256,7 +254,7 @@ class _Round(Generic[RequestT, ResultT]):
                 self.sandbox._started(worker, message)
             elif isinstance(message, Answer):
                 worker.deadline = None
-                self.settle(self.doing.pop(worker), outcome(message, worker.output.take()))
+                self.settle(self.doing.pop(worker), read_answer(message, worker.output.take()))
         return more
 
     def check_clocks(self) -> None:
@@ -314,25 +312,10 @@ class _Round(Generic[RequestT, ResultT]):
         worker.end()
 
     def settle(self, index: int, result: Outcome[ResultT]) -> None:
-        """Record an outcome; one without a value is named in the log."""
+        """Record an outcome; one without a value is told in the log."""
         self.outcomes[index] = result
         if result.status != "ok":
-            details = "\n".join(text.rstrip() for text in (result.traceback, result.output) if text.strip())
-            what = "timed out" if result.status == "timed_out" else "raised"
-            message = f"{self.sandbox.name}: {self.names[index]} {what}: {result.error}"
-            logger.warning("%s", message + (f"\n{details}" if details else ""))
-
-
-def outcome(answer: Answer, output: str) -> Outcome[Any]:
-    """A worker's answer as the caller sees it; a value that cannot be unpickled here is an error of the call."""
-    if answer.error:
-        return Outcome("raised", error=answer.error, traceback=answer.traceback, output=output, seconds=answer.seconds)
-    try:
-        value = pickle.loads(answer.value)
-    except Exception as error:
-        reason = f"the result cannot be read back: {type(error).__name__}: {error}"
-        return Outcome("raised", error=reason, output=output, seconds=answer.seconds)
-    return Outcome("ok", value=value, output=output, seconds=answer.seconds)
+            self.sandbox._failures.add(self.labels[index], result)
 
 
 def _pickled_factory(factory: Callable[..., Any], name: str) -> bytes:

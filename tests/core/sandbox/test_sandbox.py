@@ -100,7 +100,9 @@ def test_a_hung_call_is_ended_and_the_others_go_on(impatient, caplog, hang):
         outcomes = ask(impatient, hang, *[("double", i) for i in range(6)], hang)
     assert [o.status for o in outcomes] == ["timed_out", *["ok"] * 6, "timed_out"]
     assert "sample-0 timed out: no answer within 0.5 s" in caplog.text
-    assert "sample-7 timed out" in caplog.text
+    assert "reward: timed out once more, with no answer within 0.5 s; its process was ended as told of sample-" in (
+        caplog.text
+    )
     assert len(impatient.pids) == 2
     assert [o.value for o in ask(impatient, ("double", 5))] == [10]
 
@@ -270,6 +272,32 @@ def test_a_factory_takes_arguments_as_a_partial(served):
 def test_impossible_settings_are_refused(served, arguments):
     with pytest.raises(ValueError, match="positive limit"):
         Sandbox(served.build, name="reward", **arguments)
+
+
+def test_a_failure_that_repeats_is_told_whole_once_and_counted_in_each_round_after(sandbox, caplog):
+    def ask_again(when, *requests):
+        names = [f"task '{i}'" for i in range(len(requests))]
+        with caplog.at_level(logging.WARNING, "rollstock"):
+            sandbox.map(requests, names=names, of=["reward 'mine'"] * len(requests), when=when)
+        told, caplog.records[:] = [record.getMessage() for record in caplog.records], []
+        return told
+
+    failing = [("fail", f"bad response {i}") for i in range(6)]
+    whole, line = ask_again("step 1", *failing)
+    assert whole.startswith("reward: reward 'mine' of task '")
+    assert "(step 1) raised: ValueError: bad response" in whole
+    assert "in fail" in whole
+    first = whole.removeprefix("reward: reward 'mine' of ").partition(" raised")[0]
+    assert line.startswith(
+        f"reward: reward 'mine' raised 5 more times (step 1), with ValueError as told of {first}: task "
+    )
+    assert line.endswith(" and 2 more")
+    assert ask_again("step 2", ("fail", "x"), ("double", 1)) == [
+        f"reward: reward 'mine' raised once more (step 2), with ValueError as told of {first}: task '0'"
+    ]
+    assert ask_again("step 3", ("double", 1)) == []
+    (other,) = ask_again("step 3", ("leave",))
+    assert "SystemExit: bye\nTraceback" in other
 
 
 def test_each_request_needs_a_name(sandbox):
