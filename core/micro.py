@@ -83,7 +83,13 @@ class MicroBatch:
         `name`.
 
         `mode` is how tokens and sequences are averaged (see `aggregate`). Values in masked slots do not count.
+
+        Where the batch has the column `token_weights` `[b, T]`, each token's loss is multiplied by its weight first: an
+        extension corrects for the sampler in that way, whatever the algorithm. The counts stay those of all action
+        tokens and sequences, so that a weight of 0 takes a loss out and leaves the others as they are.
         """
+        if "token_weights" in self.batch:
+            losses = losses * self.batch["token_weights"]
         by_tokens = mode in ("token_mean", "token_sum")
         whole, part = (
             (self.totals.tokens, int(self.mask.sum()))

@@ -62,6 +62,23 @@ def test_slices_add_up_to_the_whole(mode):
     assert float(gradient[3]) == 0.0  # the masked token of trajectory 1
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_weighted_slices_add_up_to_the_whole(mode):
+    batch = make([3, 1, 0, 4], masked=[(3, 1), (1, 0)])
+    torch.manual_seed(0)
+    logprobs = torch.randn(8, dtype=torch.float64)
+    unweighted = run(batch, [[0, 1, 2, 3]], mode, logprobs)[1]
+    weights = torch.tensor([0.5, 2.0, 0.0, 7.0, 1.0, 9.0, 0.0, 1.5], dtype=torch.float64)
+    batch.set_flat("token_weights", weights)
+    value, gradient, metrics = run(batch, [[0, 1, 2, 3]], mode, logprobs)
+    assert torch.allclose(gradient, weights * unweighted, atol=1e-12)  # the counts are those of all tokens
+    for cuts in ([[3], [2], [1], [0]], [[1, 3], [0, 2]], [[2, 3, 0], [1]]):
+        other, other_gradient, other_metrics = run(batch, cuts, mode, logprobs)
+        assert other == pytest.approx(value, abs=1e-12)
+        assert torch.allclose(other_gradient, gradient, atol=1e-12)
+        assert other_metrics["actor/pg_loss"].value == pytest.approx(metrics["actor/pg_loss"].value, abs=1e-12)
+
+
 def test_a_mean_of_means_is_not_what_comes_out(cases):
     case = cases["loss_slicing"]
     batch = make([1, 3])
