@@ -160,7 +160,11 @@ class Run:
     def observe_scores(self, batch: Batch) -> None:
         """Record what was generated and scored, before anything is dropped."""
         self.record(score_metrics(batch))
-        self._num_tokens += sum(batch.total_lengths())
+        self.count_tokens(sum(batch.total_lengths()))
+
+    def count_tokens(self, number: int) -> None:
+        """Add tokens, prompts included, to what this step has processed: its throughput counts them."""
+        self._num_tokens += number
 
     def count_empty(self, empty: bool) -> None:
         """Count steps in a row that had nothing to train on. Raises RunError when there are ten."""
