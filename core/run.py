@@ -111,12 +111,12 @@ class Run:
 
     def columns_before_update(self) -> Set[str]:
         """The columns that the prepare stage computes; old log-probs only if there is more than one update or an early
-        reader."""
+        reader, which every extension is."""
         needed = set(self.algorithm.needed_columns())
         one_update = self.config.train.epochs * self.config.train.mini_batches == 1
         if one_update and "old_logprobs" not in self.algorithm.early_columns():
             needed.discard("old_logprobs")
-        return needed
+        return needed.union(*(extension.needed_columns() for extension in self.extensions))
 
     def start(self) -> None:
         """Tell everyone that the run begins or goes on."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rollstock.plugin import C, Plugin
+
+if TYPE_CHECKING:
+    from rollstock.interfaces.algorithm import Algorithm
+    from rollstock.schema import RunConfig
 
 
 class Extension(Plugin[C]):
@@ -22,6 +26,23 @@ class Extension(Plugin[C]):
 
     provides: ClassVar[Set[str]] = frozenset()
     """Columns that this extension puts into the batch, so that an algorithm may declare that it needs them."""
+
+    needs: ClassVar[Set[str]] = frozenset()
+    """Columns that this extension reads, from the end of the prepare stage on: `old_logprobs`, `ref_logprobs`,
+    `values`, or what another extension provides. The run starts the roles that compute them, whether or not the
+    algorithm asks for them too. An option may decide: override `needed_columns`."""
+
+    def needed_columns(self) -> Set[str]:
+        """`needs`, as the options have it."""
+        return frozenset(self.needs)
+
+    def validate(self, config: RunConfig, algorithm: Algorithm[Any]) -> Sequence[str]:
+        """What in the resolved run config, or in the algorithm that it names, makes this extension do nothing or harm;
+        each sentence refuses the run.
+
+        Called before anything starts. Return nothing when all is well.
+        """
+        return ()
 
     def state(self) -> dict[str, Any]:
         """What must survive a restart, as JSON."""
