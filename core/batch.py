@@ -62,8 +62,13 @@ class Batch:
         task_ids: Sequence[str],
         finish_reasons: Sequence[str],
         metadata: Sequence[dict[str, Any]],
+        whole_groups: bool = False,
     ) -> None:
-        """Take the columns as they are; `Batch.from_trajectories` is what most callers want."""
+        """Take the columns as they are; `Batch.from_trajectories` is what most callers want.
+
+        whole_groups: whoever cuts this batch, over workers or into micro-batches, must keep each group in one part.
+        """
+        self.whole_groups = whole_groups
         self.prompts = list(prompts)
         self.lengths = lengths
         self.task_ids = list(task_ids)
@@ -212,6 +217,7 @@ class Batch:
             task_ids=[self.task_ids[i] for i in order],
             finish_reasons=[self.finish_reasons[i] for i in order],
             metadata=[self.metadata[i] for i in order],
+            whole_groups=self.whole_groups,
         )
 
     @staticmethod
@@ -231,6 +237,7 @@ class Batch:
             task_ids=[x for part in parts for x in part.task_ids],
             finish_reasons=[x for part in parts for x in part.finish_reasons],
             metadata=[x for part in parts for x in part.metadata],
+            whole_groups=any(part.whole_groups for part in parts),
         )
 
     def to(self, device: torch.device | str) -> Batch:
@@ -243,6 +250,7 @@ class Batch:
             task_ids=self.task_ids,
             finish_reasons=self.finish_reasons,
             metadata=self.metadata,
+            whole_groups=self.whole_groups,
         )
 
     def response(self, index: int) -> Tensor:
@@ -253,6 +261,13 @@ class Batch:
     def packed(self) -> PackedTokens:
         """Prompt and response of every trajectory as one stream, as models read it."""
         return PackedTokens.from_batch(self)
+
+    def members(self) -> list[list[int]]:
+        """The indices of each group's trajectories, groups in the order of their first one."""
+        found: dict[int, list[int]] = {}
+        for index, group in enumerate(self.groups.tolist()):
+            found.setdefault(group, []).append(index)
+        return list(found.values())
 
     def total_lengths(self) -> list[int]:
         """Prompt plus response length of each trajectory, in tokens."""

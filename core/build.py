@@ -23,6 +23,7 @@ from rollstock.interfaces.rollout import Sampling
 from rollstock.interfaces.tracker import Tracker
 from rollstock.interrupt import Interrupt
 from rollstock.manager import PluginManager, make_manager
+from rollstock.offline import chosen_responses, encode_response
 from rollstock.roles.model import ModelWorker
 from rollstock.roles.reward import RewardWorker
 from rollstock.roles.rollout import RolloutWorker
@@ -76,18 +77,22 @@ def choose(config: RunConfig) -> Parts:
         trackers=manager.create_all(Tracker, config.trackers),
         tokenizer=load_tokenizer(config.model),
         provided=provided,
-        roles=["actor", "rollout", "reward", *roles],
+        roles=["actor", *(() if algorithm.offline else ("rollout", "reward")), *roles],
     )
 
 
 def check_first_prompt(config: RunConfig, parts: Parts) -> None:
     """Encode the first prompt now, before anything is written: a tokenizer that does not fit the tasks fails there.
 
-    Raises UserError for a prompt with a character that the tokenizer lacks, and for messages without a chat template.
+    Raises UserError for a prompt with a character that the tokenizer lacks, for messages without a chat template, and,
+    where the algorithm is offline, for a task without responses.
     """
     task = TaskSource(parts.environment, config.train.seed).train(0)
     with noted(f"in the prompt of task {task.id!r}"):
         encode_prompt(parts.tokenizer, task.prompt)
+    if parts.algorithm.offline:
+        for response in chosen_responses(task, parts.algorithm):
+            encode_response(parts.tokenizer, response, task)
 
 
 def refuse_silent_failures(config: RunConfig, algorithm: Algorithm[Any]) -> None:
@@ -99,7 +104,9 @@ def refuse_silent_failures(config: RunConfig, algorithm: Algorithm[Any]) -> None
             f"train.mini_batches: {train.mini_batches} is more than the {train.prompts_per_step} groups of a step "
             "(train.prompts_per_step); groups are not cut"
         )
-    if not config.rewards:
+    if algorithm.offline:
+        pass  # nobody is asked for a score
+    elif not config.rewards:
         problems.append("rewards: nobody scores; name at least one, such as `rewards: [environment]`")
     elif not any(reward.weight for reward in config.rewards):
         problems.append("rewards: every weight is 0, so every reward would be 0; give one of them a weight")
@@ -138,13 +145,14 @@ def build(
 ) -> Run:
     """Start the roles and put the run together. Raises UserError for what only a started worker can find out.
 
-    only_generate: for evaluation, without critic and reference.
+    only_generate: for evaluation, without critic and reference, unless the loss itself is to be evaluated.
     """
+    spared = ("critic", "reference") if only_generate and not parts.algorithm.offline else ()
     executor = parts.manager.create_as(Executor, config.executor)
     roles: dict[str, WorkerGroup] = {}
     try:
         for role in parts.roles:
-            if not (only_generate and role in ("critic", "reference")):
+            if role not in spared:
                 roles[role] = executor.start(worker_spec(config, role, parts.tokenizer))
         return _assemble(config, directory, parts, interrupt, executor, roles)
     except BaseException:

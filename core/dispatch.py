@@ -35,8 +35,8 @@ def register(*, dispatch: Dispatch = "broadcast", sync: bool = True) -> Callable
 
     broadcast: every worker gets the same arguments; the result is rank 0's, metrics of all ranks are merged.
     scatter: the first argument (a Batch or a list of generation requests) is split over the workers, balanced by
-    tokens, the rest is the same for all; results are put together in the order of the whole. rank_zero: only rank 0 is
-    called.
+    tokens, the rest is the same for all; results are put together in the order of the whole. A Batch says by its
+    `whole_groups` that no group may be cut. rank_zero: only rank 0 is called.
     sync: False for a method that callers as a rule `submit` and do not wait for.
     """
 
@@ -73,12 +73,19 @@ def split_call(marker: Registration, num_workers: int, args: tuple[Any, ...]) ->
         return Shares([args] * num_workers, None)
     whole, *rest = args
     if isinstance(whole, Batch):
-        parts = balanced_partitions(whole.total_lengths(), num_workers)
+        parts = _balanced(whole, num_workers)
         return Shares([(whole.select(part), *rest) for part in parts], parts)
     if isinstance(whole, Sequence) and all(isinstance(item, GenerationRequest) for item in whole):
         parts = _by_prompt(whole, num_workers)
         return Shares([([whole[i] for i in part], *rest) for part in parts], parts)
     raise RunError(f"a scattered call takes a Batch or generation requests first, not {type(whole).__name__}")
+
+
+def _balanced(batch: Batch, num_workers: int) -> list[list[int]]:
+    lengths = batch.total_lengths()
+    units = batch.members() if batch.whole_groups else [[i] for i in range(len(batch))]
+    parts = balanced_partitions([sum(lengths[i] for i in unit) for unit in units], num_workers)
+    return [sorted(i for unit in part for i in units[unit]) for part in parts]
 
 
 def _by_prompt(requests: Sequence[GenerationRequest], num_workers: int) -> list[list[int]]:

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from rollstock.batch import Trajectory
-from rollstock.errors import UserError, noted
+from rollstock.errors import noted
 from rollstock.interfaces.environment import Environment, Message, Sample, Task
 from rollstock.interfaces.rollout import Completion, GenerationRequest, GenerationResult, Sampling
 from rollstock.metrics import Metric, Metrics, merge_metrics
-from rollstock.tokens import decode, encode_prompt, encode_reply, end_ids
+from rollstock.prompts import PromptCounts, Prompts
+from rollstock.tokens import decode, encode_reply, end_ids
 
 Generate = Callable[[Sequence[GenerationRequest], Sampling], GenerationResult]
 
@@ -98,8 +99,7 @@ class Player:
         self._generate = generate
         self._environment = environment
         self._tokenizer = tokenizer
-        self._limit = max_prompt_tokens
-        self._overlong = overlong
+        self.prompts = Prompts(tokenizer=tokenizer, limit=max_prompt_tokens, overlong=overlong)
         self._ends = set(end_ids(tokenizer))
 
     def play(
@@ -111,9 +111,9 @@ class Player:
         UserError for a prompt that is too long, if that is how `overlong` has it.
         """
         episodes: list[Episode] = []
-        counts = {"skipped": 0, "truncated": 0}
+        counts = PromptCounts()
         for group, task in enumerate(tasks):
-            prompt = self._prompt(task, counts)
+            prompt = self.prompts.encode(task, counts)
             if prompt is not None:
                 episodes += [Episode(task, group, seed_of(group, k), prompt, state={}) for k in range(samples)]
         parts: list[Metrics] = []
@@ -127,7 +127,8 @@ class Player:
                 if self._goes_on(e, completion, sampling)
             ]
             turn += 1
-        return episodes, merge_metrics([*parts, _measure(episodes, counts, turn)])
+        played = {"rollout/max_turns": Metric(turn, 1.0, "max")}
+        return episodes, merge_metrics([*parts, counts.metrics(), played, length_metrics(episodes)])
 
     def _request(self, episode: Episode, turn: int, sampling: Sampling) -> GenerationRequest:
         left = sampling.max_new_tokens - len(episode.tokens)
@@ -154,47 +155,22 @@ class Player:
         episode.observe(reply, tokens)
         return True
 
-    def _prompt(self, task: Task, counts: dict[str, int]) -> list[int] | None:
-        """The task's prompt as ids, or None where the task is skipped for its length."""
-        prompt = encode_prompt(self._tokenizer, task.prompt)
-        if not prompt:
-            raise UserError(f"the prompt of task {task.id!r} has no tokens; a response needs at least one before it")
-        if self._limit is None or len(prompt) <= self._limit:
-            return prompt
-        if self._overlong == "truncate_left":
-            counts["truncated"] += 1
-            return prompt[-self._limit :]
-        if self._overlong == "skip":
-            counts["skipped"] += 1
-            return None
-        raise UserError(
-            f"the prompt of task {task.id!r} has {len(prompt)} tokens, over sampling.max_prompt_tokens={self._limit}; "
-            "raise the limit, shorten the prompts, or set sampling.overlong_prompt to skip or truncate_left (both are "
-            "counted)"
-        )
-
 
 def greedy(sampling: Sampling) -> Sampling:
     """The same limits and stops, but the likeliest token always."""
     return replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
 
 
-def _measure(episodes: Sequence[Episode], counts: dict[str, int], num_turns: int) -> Metrics:
-    lengths = [sum(e.mask) for e in episodes]
-    total = max(len(episodes), 1)
-    metrics = {
-        "prompt_length/num_skipped": Metric(counts["skipped"], 1.0, "sum"),
-        "prompt_length/num_truncated": Metric(counts["truncated"], 1.0, "sum"),
-        "rollout/max_turns": Metric(num_turns, 1.0, "max"),
+def length_metrics(episodes: Sequence[Episode]) -> Metrics:
+    """Lengths of prompts and responses in tokens, and the share of responses that the limit cut; nothing of nothing."""
+    if not episodes:
+        return {}
+    lengths, prompts, total = [sum(e.mask) for e in episodes], [len(e.prompt) for e in episodes], len(episodes)
+    return {
+        "prompt_length/mean": Metric(sum(prompts) / total, total),
+        "prompt_length/max": Metric(max(prompts), 1.0, "max"),
+        "response_length/mean": Metric(sum(lengths) / total, total),
+        "response_length/max": Metric(max(lengths), 1.0, "max"),
+        "response_length/min": Metric(min(lengths), 1.0, "min"),
+        "response_length/clip_ratio": Metric(sum(e.finish_reason == "length" for e in episodes) / total, total),
     }
-    if episodes:
-        prompts = [len(e.prompt) for e in episodes]
-        metrics |= {
-            "prompt_length/mean": Metric(sum(prompts) / total, total),
-            "prompt_length/max": Metric(max(prompts), 1.0, "max"),
-            "response_length/mean": Metric(sum(lengths) / total, total),
-            "response_length/max": Metric(max(lengths), 1.0, "max"),
-            "response_length/min": Metric(min(lengths), 1.0, "min"),
-            "response_length/clip_ratio": Metric(sum(e.finish_reason == "length" for e in episodes) / total, total),
-        }
-    return metrics

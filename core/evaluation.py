@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rollstock.episodes import Episode, greedy
 from rollstock.interfaces.rollout import Sampling
 from rollstock.metrics import metric_values
+from rollstock.offline import heldout_loss
 from rollstock.seeding import derive_seed
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ class Evaluator:
     def evaluate(self, run: Run) -> tuple[dict[str, float], float | None]:
         """Play the held-out tasks. Returns metrics named `eval/greedy/...` and `eval/sampled/...`, and the score that
         ranks
-        checkpoints: the mean reward, greedy where greedy was played; None where nothing was scored."""
+        checkpoints: the mean reward, greedy where greedy was played; None where nothing was scored. For an offline
+        algorithm it is the loss on them, and minus the loss."""
+        if run.algorithm.offline:
+            return heldout_loss(run, self._settings.prompts)
         values: dict[str, float] = {}
         rank: float | None = None
         modes: list[tuple[str, Sampling, int]] = []

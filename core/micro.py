@@ -22,19 +22,21 @@ from rollstock.reduction import AggregationMode, aggregate
 class Totals:
     """Counts over one optimizer update: every micro-batch on every rank.
 
-    tokens: action tokens; sequences: trajectories with at least one action token; response_limit: the most tokens that
-    a response may have, a constant of the run.
+    tokens: action tokens; sequences: trajectories with at least one action token; groups: groups with at least one;
+    response_limit: the most tokens that a response may have, a constant of the run.
     """
 
     tokens: int
     sequences: int
+    groups: int
     response_limit: int
 
     @staticmethod
     def of(batch: Batch, *, response_limit: int) -> Totals:
         """The counts of a whole mini-batch."""
-        mask = batch.mask
-        return Totals(int(mask.sum()), int(mask.any(dim=1).sum()) if mask.numel() else 0, response_limit)
+        acting = _acting(batch)
+        groups = int(batch.groups[acting].unique().numel())
+        return Totals(int(batch.flat("action_mask").sum()), int(acting.sum()), groups, response_limit)
 
 
 @dataclass
@@ -107,6 +109,20 @@ class MicroBatch:
         recorded = Metric(float(value.detach()) / share, share) if share else Metric(0.0, 0.0)
         return Loss(value, {name: recorded, **(metrics or {})})
 
+    def group_loss(
+        self, losses: Tensor, metrics: Mapping[str, Metric] | None = None, *, name: str = "actor/pg_loss"
+    ) -> Loss:
+        """The same for losses of whole groups, of algorithms that set `whole_groups`: their sum, divided by the groups
+        of the mini-batch.
+
+        `losses`, of any shape, must add up to one loss for each group of this slice. Groups without an action token are
+        not counted, so theirs must be 0.
+        """
+        part, whole = int(self.batch.groups[_acting(self.batch)].unique().numel()), self.totals.groups
+        value = losses.sum() / max(whole, 1)
+        recorded = Metric(float(losses.detach().double().sum()) / part, part) if part else Metric(0.0, 0.0)
+        return Loss(value, {name: recorded, **(metrics or {})})
+
     def mean(self, values: Tensor) -> Metric:
         """A metric: the mean over action tokens of `values` `[b, T]`."""
         count = int(self.mask.sum())
@@ -117,6 +133,12 @@ class MicroBatch:
         """A metric: the largest of `values` `[b, T]` over action tokens."""
         picked = values.detach()[self.mask]
         return Metric(float(picked.max()), 1.0, "max") if len(picked) else Metric(-torch.inf, 1.0, "max")
+
+
+def _acting(batch: Batch) -> Tensor:
+    """[B] bool: the trajectories with at least one action token."""
+    mask = batch.mask
+    return mask.any(dim=1) if mask.numel() else mask.new_zeros(len(batch))
 
 
 LossFunction: TypeAlias = Callable[[MicroBatch], Loss]

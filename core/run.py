@@ -159,7 +159,8 @@ class Run:
 
     def observe_scores(self, batch: Batch) -> None:
         """Record what was generated and scored, before anything is dropped."""
-        self.record(score_metrics(batch))
+        if not self.algorithm.offline:  # there the scores only say which response is which
+            self.record(score_metrics(batch))
         self.count_tokens(sum(batch.total_lengths()))
 
     def count_tokens(self, number: int) -> None:

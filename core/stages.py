@@ -20,6 +20,7 @@ from rollstock.hookspecs import hookimpl
 from rollstock.interfaces.environment import Task
 from rollstock.metrics import Metric, Metrics, merge_metrics
 from rollstock.micro import Totals
+from rollstock.offline import recorded_batch
 from rollstock.seeding import derive_seed
 
 if TYPE_CHECKING:
@@ -93,7 +94,9 @@ class CoreStages:
 
     @hookimpl(trylast=True)
     def rollstock_generate(self, run: Run, tasks: Sequence[Task]) -> Batch:
-        """Play every task with the rollout role, `samples_per_prompt` times."""
+        """Play every task with the rollout role, `samples_per_prompt` times; or take the responses that it holds."""
+        if run.algorithm.offline:
+            return recorded_batch(run, tasks)
         first = run.position - len(tasks)
         episodes, metrics = run.player.play(
             tasks,
@@ -102,11 +105,15 @@ class CoreStages:
             seed_of=lambda place, k: derive_seed(run.seed, "sample", first + place, k),
         )
         run.record(metrics)
-        return Batch.from_trajectories([episode.trajectory() for episode in episodes])
+        batch = Batch.from_trajectories([episode.trajectory() for episode in episodes])
+        batch.whole_groups = run.algorithm.whole_groups
+        return batch
 
     @hookimpl(trylast=True)
     def rollstock_score(self, run: Run, batch: Batch) -> bool:
-        """Ask the reward role."""
+        """Ask the reward role; responses that the data holds have their scores already."""
+        if run.algorithm.offline:
+            return True
         scores = run.roles["reward"].call("score", [row["sample"] for row in batch.metadata], run.step)
         batch["scores"] = torch.tensor([0.0 if s is None else s for s in scores.totals], dtype=torch.float32)
         batch["scored"] = torch.tensor([s is not None for s in scores.totals], dtype=torch.bool)
@@ -161,7 +168,9 @@ class CoreStages:
 
     @hookimpl(trylast=True)
     def rollstock_sync(self, run: Run) -> bool:
-        """Hand the actor's weights to the rollout role, and compare both sides."""
+        """Hand the actor's weights to the rollout role, and compare both sides; nothing where nobody generates."""
+        if "rollout" not in run.roles:
+            return True
         actor, rollout = run.roles["actor"], run.roles["rollout"]
         run.version += 1
         rollout.call("load_weights", actor.call("weights"), run.version, run.executor.shares_memory)

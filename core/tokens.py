@@ -124,6 +124,11 @@ def encode_reply(tokenizer: Any, reply: str, *, chat: bool, ended: bool) -> list
     return _encode(tokenizer, tail, special=False)
 
 
+def encode_text(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text that stands inside of a sequence, without special tokens. Raises UserError."""
+    return _encode(tokenizer, text, special=False)
+
+
 def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
     """Text of token ids, without special tokens."""
     text: str = tokenizer.decode(list(tokens), skip_special_tokens=True)

@@ -18,12 +18,15 @@ class Task:
     """One thing to do. It is plain data: it travels to reward processes and into the run's files.
 
     prompt: chat messages (`[{"role": "user", "content": ...}]`), rendered by the tokenizer's chat template; or a text,
-    encoded as it is; or token ids. answer: what a score compares with; None where there is no single one.
+    encoded as it is; or token ids. answer: what a score compares with; None where there is no single one. responses:
+    those that the data itself holds, the best first: a demonstration, or the chosen and the rejected one of a pair.
+    Offline algorithms train on them; others do not look at them.
     """
 
     id: str
     prompt: list[Message] | str | list[int]
     answer: Any = None
+    responses: list[str] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
 
 

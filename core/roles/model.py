@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 
 from rollstock.batch import Batch
@@ -39,11 +40,12 @@ class ModelWorker:
         manager = make_manager(config.plugins.block)
         self.role = role
         self.rank = rank
-        self.temperature = config.sampling.temperature or 1.0
         self.device = manager.create_as(Device, config.device)
         self.device.activate(rank if world_size > 1 else 0)
         self.scheduler = manager.create_as(Scheduler, config.scheduler)
         self.algorithm = manager.create_as(Algorithm, config.algorithm)
+        # Nobody sampled what an offline algorithm trains on, so no sampling temperature is its.
+        self.temperature = 1.0 if self.algorithm.offline else config.sampling.temperature or 1.0
         self.backend = manager.create_as(Backend, {**config.backend, **config.role(role).backend})
         self.backend.setup(model, self.device, trainable=role != "reference", total_updates=total_updates)
 
@@ -71,6 +73,18 @@ class ModelWorker:
             totals=totals,
         )
         return {name if "/" in name else f"{self.role}/{name}": metric for name, metric in metrics.items()}
+
+    @register(dispatch="scatter")
+    def measure(self, batch: Batch, totals: Totals, algorithm_state: Mapping[str, Any]) -> Metrics:
+        """The algorithm's loss of a batch without an update: its metrics, and the loss itself as `loss`."""
+        self.algorithm.load_state(algorithm_state)
+        outputs = sorted(self.algorithm.training_outputs())
+        found = self.backend.forward(batch, outputs, temperature=self.temperature, micro_batches=self._cuts(batch))
+        with torch.no_grad():
+            loss = self.algorithm.loss(
+                MicroBatch(batch, totals, {name: batch.pad(value) for name, value in found.items()})
+            )
+        return {**loss.metrics, "loss": Metric(float(loss.value), 1.0, "sum")}
 
     @register(dispatch="rank_zero")
     def weights(self) -> list[tuple[str, Tensor]]:
@@ -112,11 +126,23 @@ class ModelWorker:
         self.backend.close()
 
     def _cuts(self, batch: Batch) -> list[list[int]]:
+        if batch.whole_groups:
+            return self._cuts_between_groups(batch)
         cuts = self.scheduler.micro_batches(batch.total_lengths(), groups=batch.groups.tolist())
         return cuts if cuts is not None else [list(range(len(batch)))]
 
+    def _cuts_between_groups(self, batch: Batch) -> list[list[int]]:
+        """What the scheduler makes of groups as if each were one long sequence."""
+        lengths, members = batch.total_lengths(), batch.members()
+        cuts = self.scheduler.micro_batches([sum(lengths[i] for i in group) for group in members])
+        if cuts is None:
+            return [list(range(len(batch)))]
+        return [[i for group in cut for i in members[group]] for cut in cuts]
+
     def _actor_loss(self, micro: MicroBatch) -> Loss:
         loss = self.algorithm.loss(micro)
+        if self.algorithm.offline:
+            return loss
         ratio_gap = _logprob_gap(micro)
         return Loss(loss.value, merge_metrics([loss.metrics, ratio_gap]))
 

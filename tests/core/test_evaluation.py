@@ -51,6 +51,7 @@ class World:
         )
         self.player = self
         self.roles = {"reward": self}
+        self.algorithm = SimpleNamespace(offline=False)
 
     def play(self, tasks, *, samples, sampling, seed_of):
         seeds = [[seed_of(place, k) for k in range(samples)] for place in range(len(tasks))]
