@@ -30,10 +30,9 @@ def batch_metrics(batch: Batch) -> Metrics:
     count = int(mask.sum())
     lengths = batch.total_lengths()
     metrics: Metrics = {
-        "global_seqlen/min": Metric(min(lengths), 1.0, "min"),
-        "global_seqlen/max": Metric(max(lengths), 1.0, "max"),
-        "global_seqlen/mean": Metric(sum(lengths) / len(lengths), len(lengths)),
-        "global_seqlen/minmax_diff": Metric(max(lengths) - min(lengths), 1.0, "max"),
+        "sequence_length/min": Metric(min(lengths), 1.0, "min"),
+        "sequence_length/max": Metric(max(lengths), 1.0, "max"),
+        "sequence_length/mean": Metric(sum(lengths) / len(lengths), len(lengths)),
         "train/num_trajectories": Metric(len(batch), 1.0, "sum"),
         "train/num_action_tokens": Metric(count, 1.0, "sum"),
         "response_length/num_empty": Metric(int((batch.lengths == 0).sum()), 1.0, "sum"),

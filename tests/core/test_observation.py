@@ -67,10 +67,9 @@ def test_lengths_count_prompt_and_response_and_advantages_only_actions():
     made = batch(trajectory([A, B, C], mask=[True, False, True]), trajectory([], prompt=(A, A)))
     made["advantages"] = torch.tensor([[1.0, 0.0, -2.0], [0.0, 0.0, 0.0]])
     found = values(batch_metrics(made))
-    assert found["global_seqlen/min"] == 2
-    assert found["global_seqlen/max"] == 4
-    assert found["global_seqlen/mean"] == 3
-    assert found["global_seqlen/minmax_diff"] == 2
+    assert found["sequence_length/min"] == 2
+    assert found["sequence_length/max"] == 4
+    assert found["sequence_length/mean"] == 3
     assert found["train/num_trajectories"] == 2
     assert found["train/num_action_tokens"] == 2
     assert found["response_length/num_empty"] == 1
