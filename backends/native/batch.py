@@ -18,7 +18,7 @@ from rollstock.backends.native.decoder import Decoder
 from rollstock.backends.native.planning import Group
 from rollstock.backends.native.sampler import choose
 from rollstock.backends.native.stopping import STOP_ID, StopRules
-from rollstock.backends.native.uniforms import as_int64, uniforms
+from rollstock.uniforms import as_int64, uniforms
 
 _DRAWS: Final = 512  # how many steps of random numbers are drawn at once
 

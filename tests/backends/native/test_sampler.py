@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollstock.backends.native.sampler import choose, invert, truncate
-from rollstock.backends.native.uniforms import uniforms
+from rollstock.uniforms import uniforms
 
 
 def slowly_truncated(row: list[float], top_k: int, top_p: float) -> list[float]:

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from rollstock.backends.native.uniforms import as_int64, uniforms
+from rollstock.uniforms import as_int64, uniforms
 
 MASK = 2**64 - 1
 

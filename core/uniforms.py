@@ -2,7 +2,7 @@
 
 A generator with a state would tie a sample to whatever was drawn before it. Here the number for token `position` of a
 trajectory is a hash of (seed, position): it is the same alone, in a batch of 256, after a restart, and when a
-half-finished response is continued.
+half-finished response is continued. For engines that sample, and for routers that add noise.
 """
 
 from __future__ import annotations
@@ -18,11 +18,18 @@ _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
     """Numbers in [0, 1), float64, for every pair of `seeds` and `positions` (int64, broadcast against each other).
 
-    SplitMix64 (Steele, Lea, Flood 2014) evaluated at a counter. The seed is mixed before the counter is added, so that
-    neighbouring seeds do not give shifted copies of one stream. The 53 high bits make the number.
+    The 53 high bits of `hashes` make the number.
     """
-    state = _mix(_mix(seeds * _STEP + 1) + positions * _STEP)
-    return _shift_right(state, 11).to(torch.float64) * 2.0**-53
+    return _shift_right(hashes(seeds, positions), 11).to(torch.float64) * 2.0**-53
+
+
+def hashes(seeds: Tensor, positions: Tensor) -> Tensor:
+    """64 random bits, int64, for every pair of `seeds` and `positions` (int64, broadcast against each other).
+
+    SplitMix64 (Steele, Lea, Flood 2014) evaluated at a counter. The seed is mixed before the counter is added, so that
+    neighbouring seeds do not give shifted copies of one stream.
+    """
+    return _mix(_mix(seeds * _STEP + 1) + positions * _STEP)
 
 
 def as_int64(seed: int) -> int:
