@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rollstock import Algorithm, Batch, Loss, Metric, Metrics, MicroBatch, hookimpl, option
+from rollstock import Algorithm, Batch, Head, Loss, Metric, Metrics, MicroBatch, hookimpl, merge_metrics, option
 from rollstock.algorithms import functional as F
 from rollstock.algorithms.functional import KLKind
 from rollstock.algorithms.kl_control import KLController, KLControlOptions
@@ -25,10 +25,13 @@ class PPOConfig(ClipOptions, KLControlOptions):
     """Options of PPO."""
 
     group_size: int = option(1, "samples per prompt", minimum=1)
+    shared_backbone: bool = option(
+        False, "the policy's own transformer has the value head: less memory than a critic, and one learning rate"
+    )
     value_clip: float | None = option(
         0.2, "how far a value may move from the old one in the value loss; null: freely", minimum=0
     )
-    value_coef: float = option(1.0, "weight of the value loss", minimum=0)
+    value_coef: float = option(1.0, "weight of the value loss, beside the policy's on a shared backbone", minimum=0)
     gamma: float = option(1.0, "discount of a token's successors", minimum=0, maximum=1)
     lam: float = option(0.95, "lambda of generalised advantage estimation", minimum=0, maximum=1)
     whiten: bool = option(True, "scale advantages to unit variance, around 0, over the batch")
@@ -53,9 +56,13 @@ class PPO(Algorithm[PPOConfig]):
         """The penalty in the reward compares the old log-probs with the reference's before any update."""
         return frozenset({"old_logprobs"}) if self.config.kl_reward_coef else frozenset()
 
+    def actor_head(self) -> Head:
+        """On a shared backbone, both."""
+        return "lm+value" if self.config.shared_backbone else "lm"
+
     def training_outputs(self) -> Set[str]:
-        """The entropy only if the loss has a bonus for it."""
-        return term_outputs(self.config)
+        """The entropy only if the loss has a bonus for it, the values only on a shared backbone."""
+        return term_outputs(self.config) | ({"values"} if self.config.shared_backbone else set())
 
     def advantages(self, batch: Batch) -> Mapping[str, Tensor]:
         """`advantages`, and `returns` for the critic, both `[B, T]`."""
@@ -71,8 +78,12 @@ class PPO(Algorithm[PPOConfig]):
         }
 
     def loss(self, micro: MicroBatch) -> Loss:
-        """The clipped surrogate, with the optional KL and entropy terms."""
-        return clipped_loss(micro, self.config)
+        """The clipped surrogate, with the optional KL and entropy terms; on a shared backbone plus the value loss."""
+        policy = clipped_loss(micro, self.config)
+        if not self.config.shared_backbone:
+            return policy
+        values = self.critic_loss(micro)
+        return Loss(policy.value + values.value, merge_metrics([policy.metrics, values.metrics]))
 
     def critic_loss(self, micro: MicroBatch) -> Loss:
         """The clipped value loss, with the values of before the update as the old ones."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rollstock import ModelSpec, UserError, suggest
+from rollstock import HEAD_OUTPUTS, ModelSpec, UserError, suggest
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -143,7 +143,8 @@ def _from_path(path: Path, spec: ModelSpec) -> PreTrainedModel:
             f"{name!r}: {list(found)}, not {list(expected)}"
         )
     missing = sorted(loaded[1]["missing_keys"])
-    if spec.head == "value":  # the language-model head is thrown away, so a reward model without one is welcome
+    if "logprobs" not in HEAD_OUTPUTS[spec.head]:
+        # The language-model head is thrown away, so a reward model without one is welcome.
         missing = [name for name in missing if not name.startswith("lm_head.")]
     if missing:
         raise UserError(f"model.path: {path} lacks {len(missing)} of the model's weights, the first is {missing[0]!r}")

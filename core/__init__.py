@@ -44,6 +44,8 @@ _HOMES: dict[str, str] = {
     "WorkerGroup": "interfaces.executor",
     "WorkerSpec": "interfaces.executor",
     "Extension": "interfaces.extension",
+    "HEAD_OUTPUTS": "interfaces.model",
+    "Head": "interfaces.model",
     "ModelSpec": "interfaces.model",
     "Reward": "interfaces.reward",
     "Completion": "interfaces.rollout",
@@ -84,9 +86,9 @@ __all__ = [  # in the order of their modules
     "Batch", "PackedTokens", "Trajectory", "ConfigError", "PluginError", "RollstockError", "RunError", "UserError",
     "nearest", "suggest", "import_optional", "hookimpl", "Algorithm", "Backend", "BackendState", "Compressor",
     "Payload", "Device", "Memory", "Environment", "Message", "Sample", "Split", "Task", "Executor", "WorkerGroup",
-    "WorkerSpec", "Extension", "ModelSpec", "Reward", "Completion", "GenerationRequest", "GenerationResult",
-    "Rollout", "Sampling", "Router", "Routing", "Scheduler", "WorkerLoad", "RunInfo", "Tracker", "Transport",
-    "Metric", "Metrics", "merge_metrics", "Loss", "LossFunction", "MicroBatch", "Totals", "REQUIRED", "option",
+    "WorkerSpec", "Extension", "HEAD_OUTPUTS", "Head", "ModelSpec", "Reward", "Completion", "GenerationRequest",
+    "GenerationResult", "Rollout", "Sampling", "Router", "Routing", "Scheduler", "WorkerLoad", "RunInfo", "Tracker",
+    "Transport", "Metric", "Metrics", "merge_metrics", "Loss", "LossFunction", "MicroBatch", "Totals", "REQUIRED", "option",
     "balanced_partitions", "PLUGIN_API", "NoOptions", "Plugin", "AggregationMode", "aggregate", "Run", "RunConfig",
     "mask_secrets", "derive_seed", "fingerprint",
 ]  # fmt: skip
@@ -116,7 +118,7 @@ if TYPE_CHECKING:
     from rollstock.interfaces.environment import Environment, Message, Sample, Split, Task
     from rollstock.interfaces.executor import Executor, WorkerGroup, WorkerSpec
     from rollstock.interfaces.extension import Extension
-    from rollstock.interfaces.model import ModelSpec
+    from rollstock.interfaces.model import HEAD_OUTPUTS, Head, ModelSpec
     from rollstock.interfaces.reward import Reward
     from rollstock.interfaces.rollout import Completion, GenerationRequest, GenerationResult, Rollout, Sampling
     from rollstock.interfaces.router import Router, Routing

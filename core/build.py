@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from rollstock.interfaces.algorithm import Algorithm
 from rollstock.interfaces.environment import Environment
 from rollstock.interfaces.executor import Executor, WorkerGroup, WorkerSpec
 from rollstock.interfaces.extension import Extension
-from rollstock.interfaces.model import ModelSpec
+from rollstock.interfaces.model import Head, ModelSpec
 from rollstock.interfaces.rollout import Sampling
 from rollstock.interfaces.tracker import Tracker
 from rollstock.interrupt import Interrupt
@@ -62,8 +62,12 @@ def choose(config: RunConfig) -> Parts:
     algorithm = manager.create_as(Algorithm, config.algorithm)
     extensions = manager.create_all(Extension, config.extensions)
     provided = frozenset(column for extension in extensions for column in extension.provides)
-    roles = roles_needed(algorithm.plugin_name, algorithm.needed_columns(), provided)
-    refuse_silent_failures(config, algorithm)
+    head = algorithm.actor_head()
+    roles = set(roles_needed(algorithm.plugin_name, algorithm.needed_columns(), provided, head=head))
+    for extension in extensions:
+        needed = extension.needed_columns()
+        roles |= set(roles_needed(extension.plugin_name, needed, provided, head=head, kind="extension"))
+    refuse_silent_failures(config, algorithm, extensions)
     environment = manager.create_as(Environment, config.environment)
     with noted(f"environment {environment.plugin_name!r} raised this in setup"):
         environment.setup(derive_seed(config.train.seed, "environment"))
@@ -77,7 +81,7 @@ def choose(config: RunConfig) -> Parts:
         trackers=manager.create_all(Tracker, config.trackers),
         tokenizer=load_tokenizer(config.model),
         provided=provided,
-        roles=["actor", *(() if algorithm.offline else ("rollout", "reward")), *roles],
+        roles=["actor", *(() if algorithm.offline else ("rollout", "reward")), *sorted(roles)],
     )
 
 
@@ -95,14 +99,22 @@ def check_first_prompt(config: RunConfig, parts: Parts) -> None:
             encode_response(parts.tokenizer, response, task)
 
 
-def refuse_silent_failures(config: RunConfig, algorithm: Algorithm[Any]) -> None:
+def refuse_silent_failures(config: RunConfig, algorithm: Algorithm[Any], extensions: Sequence[Extension[Any]]) -> None:
     """Raise ConfigError for settings that would run and do nothing."""
     problems = list(algorithm.validate(config))
+    for extension in extensions:
+        found = extension.validate(config, algorithm)
+        problems += [f"extension {extension.plugin_name!r}: {problem}" for problem in found]
     train = config.train
     if train.mini_batches > train.prompts_per_step:
         problems.append(
             f"train.mini_batches: {train.mini_batches} is more than the {train.prompts_per_step} groups of a step "
             "(train.prompts_per_step); groups are not cut"
+        )
+    if train.critic_warmup and algorithm.actor_head() == "lm+value":
+        problems.append(
+            f"train.critic_warmup: {train.critic_warmup} is for a critic of its own. Here the policy's model has the "
+            "value head, and steps for the values alone would move the policy as well: set it to 0"
         )
     if algorithm.offline:
         pass  # nobody is asked for a score
@@ -153,7 +165,8 @@ def build(
     try:
         for role in parts.roles:
             if role not in spared:
-                roles[role] = executor.start(worker_spec(config, role, parts.tokenizer))
+                spec = worker_spec(config, role, parts.tokenizer, head=parts.algorithm.actor_head())
+                roles[role] = executor.start(spec)
         return _assemble(config, directory, parts, interrupt, executor, roles)
     except BaseException:
         with interrupt.deferred():
@@ -213,8 +226,8 @@ def _assemble(
     )
 
 
-def worker_spec(config: RunConfig, role: str, tokenizer: Any) -> WorkerSpec:
-    """What the executor needs to start the workers of a role."""
+def worker_spec(config: RunConfig, role: str, tokenizer: Any, *, head: Head = "lm") -> WorkerSpec:
+    """What the executor needs to start the workers of a role; `head`: of the actor's model."""
     placed = config.role(role)
     make = functools.partial(WorkerSpec, role=role, count=placed.count, devices=tuple(placed.devices))
     if role == "reward":
@@ -230,6 +243,8 @@ def worker_spec(config: RunConfig, role: str, tokenizer: Any) -> WorkerSpec:
     model = model_spec(config, tokenizer)
     if role == "rollout":
         return make(factory=RolloutWorker, kwargs={"config": config, "model": model})
+    if role == "actor":
+        model = dataclasses.replace(model, head=head)
     if role == "critic":
         model = dataclasses.replace(model, head="value", seed=derive_seed(config.train.seed, "critic"))
     total = config.train.steps * config.train.epochs * config.train.mini_batches

@@ -6,6 +6,7 @@ For whoever keeps, serves or publishes what a run has trained. Turning a backend
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -95,6 +96,7 @@ def _plain_weights(directory: RunDirectory, checkpoint: Checkpoint) -> dict[str,
     """What the backend makes of its saved state."""
     from rollstock.build import model_spec
     from rollstock.config import load_run_config
+    from rollstock.interfaces.algorithm import Algorithm
     from rollstock.interfaces.backend import Backend
     from rollstock.manager import make_manager
     from rollstock.tokens import load_tokenizer
@@ -103,7 +105,8 @@ def _plain_weights(directory: RunDirectory, checkpoint: Checkpoint) -> dict[str,
     _use_own_model(config, directory)
     manager = make_manager(config.plugins.block)
     backend = manager.create_as(Backend, {**config.backend, **config.role("actor").backend})
-    spec = model_spec(config, load_tokenizer(config.model))
+    head = manager.create_as(Algorithm, config.algorithm).actor_head()
+    spec = dataclasses.replace(model_spec(config, load_tokenizer(config.model)), head=head)
     try:
         backend.setup(spec, _device(config, manager), trainable=True, total_updates=1)
         return backend.export_weights(checkpoint.tensors[PART])

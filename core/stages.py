@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from rollstock.batch import Batch
-from rollstock.columns import to_compute
+from rollstock.columns import needs_greedy, to_compute
 from rollstock.errors import RunError
+from rollstock.greedy import play_greedily
 from rollstock.hookspecs import hookimpl
 from rollstock.interfaces.environment import Task
 from rollstock.metrics import Metric, Metrics, merge_metrics
@@ -131,8 +132,11 @@ class CoreStages:
 
     @hookimpl(trylast=True)
     def rollstock_prepare(self, run: Run, batch: Batch) -> bool:
-        """Ask each role for the columns that it provides."""
-        for role, wanted in to_compute(run.columns_before_update(), run.provided, batch.columns).items():
+        """Ask each role for the columns that it provides, and play the tasks greedily where that is a column."""
+        needed, head = run.columns_before_update(), run.algorithm.actor_head()
+        if needs_greedy(needed, run.provided, batch.columns):
+            play_greedily(run, batch)
+        for role, wanted in to_compute(needed, run.provided, batch.columns, head=head).items():
             found = run.roles[role].call("forward", batch, [output for output, _ in wanted])
             for output, column in wanted:
                 batch.set_flat(column, found[output])
@@ -161,7 +165,7 @@ class CoreStages:
             totals, state = Totals.of(mini, response_limit=run.sampling.max_new_tokens), run.algorithm.state()
             if "critic" in run.roles:
                 parts.append(run.roles["critic"].call("update", mini, totals, state))
-            if run.step > run.config.train.critic_warmup:
+            if "critic" not in run.roles or run.step > run.config.train.critic_warmup:
                 parts.append(run.roles["actor"].call("update", mini, totals, state))
         metrics = merge_metrics(parts)
         return merge_metrics([metrics, run.algorithm.after_update(batch, metrics)])

@@ -57,9 +57,8 @@ class TorchBackend(Backend[TorchConfig]):
         built = build_model(model)
         if trainable and self.config.lora.rank:
             lora.add_adapters(built, self.config.lora, derive_seed(model.seed, "lora"))
-        network = Network(built, value_head=model.head == "value", logits_bytes=self.config.logits_memory_mib << 20).to(
-            device.torch_device()
-        )
+        network = Network(built, head=model.head, logits_bytes=self.config.logits_memory_mib << 20)
+        network.to(device.torch_device())
         check_network(network, share_prompts=self.config.share_prompts)
         if not trainable:
             network.requires_grad_(False)
@@ -165,7 +164,8 @@ class TorchBackend(Backend[TorchConfig]):
         if len(chosen) == 0:
             return {name: torch.zeros(batch.num_tokens, device=device) for name in names}
         layout = make_layout(batch, share_prompts=self.config.share_prompts)
-        index, targets = layout.predicts[chosen], batch.flat("response")[chosen]
+        where = layout.responses if self._network.head == "score" else layout.predicts
+        index, targets = where[chosen], batch.flat("response")[chosen]
         with self._autocast():
             found = self._network(
                 layout.to(device), names, index.to(device), targets.to(device), temperature if temperature > 0 else 1.0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rollstock import Batch, Trajectory, UserError
+from rollstock import HEAD_OUTPUTS, Batch, Trajectory, UserError
 from rollstock.backends.torch import attention
 from rollstock.backends.torch.layout import make_layout
 from rollstock.backends.torch.network import Network
@@ -37,7 +37,7 @@ def check_network(network: Network, *, share_prompts: bool) -> None:
         raise UserError(_refusal(model, f"its forward pass fails there ({type(error).__name__}: {error})")) from error
     if not _close(packed, _alone(network, batch)):
         raise UserError(_refusal(model, "its sequences then influence one another"))
-    network.plain_head = network.value_head is None and _has_plain_head(network, batch)
+    network.plain_head = "logprobs" in HEAD_OUTPUTS[network.head] and _has_plain_head(network, batch)
 
 
 def _refusal(model: PreTrainedModel, reason: str) -> str:

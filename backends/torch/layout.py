@@ -47,13 +47,15 @@ class Layout:
 
     tokens, positions [L] int64: ids, and each token's place in its own sequence. longest: tokens of the longest
     sequence. predicts [N]: for each flat response token of the batch, the stream index of the token before it, which
-    predicts it. rows [R]: the stream index of each row of the calls, one call after the other; None: the rows are the
-    stream. places [L]: for each stream token its row, the inverse of `rows` (padding aside); None with it.
+    predicts it. responses [N]: the stream index of each response token itself. rows [R]: the stream index of each row
+    of the calls, one call after the other; None: the rows are the stream. places [L]: for each stream token its row,
+    the inverse of `rows` (padding aside); None with it.
     """
 
     tokens: Tensor
     positions: Tensor
     predicts: Tensor
+    responses: Tensor
     longest: int
     calls: tuple[Call, ...]
     rows: Tensor | None
@@ -65,6 +67,7 @@ class Layout:
             tokens=self.tokens.to(device),
             positions=self.positions.to(device),
             predicts=self.predicts.to(device),
+            responses=self.responses.to(device),
             longest=self.longest,
             calls=tuple(
                 call if call.visible is None else replace(call, visible=call.visible.to(device)) for call in self.calls
@@ -105,6 +108,7 @@ def make_layout(batch: Batch, *, share_prompts: bool) -> Layout:
         tokens=_tokens(batch, families),
         positions=_cat(torch.arange(s.offset, s.offset + s.length) for s in segments),
         predicts=_cat(before),
+        responses=_cat(_own(own[i], len(batch.prompts[i]), n) for i, n in enumerate(lengths)),
         longest=max((len(p) + n for p, n in zip(batch.prompts, lengths, strict=True)), default=0),
         calls=calls,
         rows=rows,
@@ -160,6 +164,12 @@ def _before(own: _Segment, prompt: int, length: int) -> Tensor:
     index = torch.arange(own.start - 1, own.start - 1 + length)
     index[:1] = own.parent.start + own.parent.length - 1
     return index
+
+
+def _own(own: _Segment, prompt: int, length: int) -> Tensor:
+    """[T]: the stream index of each response token."""
+    start = own.start + (prompt if own.parent is None else 0)
+    return torch.arange(start, start + length)
 
 
 def _tokens(batch: Batch, families: list[list[int]]) -> Tensor:

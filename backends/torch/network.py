@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rollstock import UserError
+from rollstock import HEAD_OUTPUTS, Head, UserError
 from rollstock.algorithms.functional import logprobs_and_entropy
 from rollstock.backends.models import named_weights
 from rollstock.backends.torch import attention
@@ -23,16 +23,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 VALUE_HEAD = "value_head."
-OUTPUTS = ("logprobs", "entropy", "values")
+_KINDS: dict[Head, str] = {
+    "lm": "a language model",
+    "value": "a value model",
+    "lm+value": "a language model with a value head",
+    "score": "a reward model",
+}
 
 
 class Network(nn.Module):
-    """A causal language model over packed streams, with or without a value head.
+    """A causal language model over packed streams, with the head that it is told.
 
     Raises UserError if the model's layers do not ask transformers' attention interface for their attention.
     """
 
-    def __init__(self, model: PreTrainedModel, *, value_head: bool, logits_bytes: int) -> None:
+    def __init__(self, model: PreTrainedModel, *, head: Head, logits_bytes: int) -> None:
         """`logits_bytes`: more logits than that at once are computed in parts, each again in the backward pass."""
         super().__init__()
         attention.register()
@@ -43,9 +48,9 @@ class Network(nn.Module):
             )
         model.set_attn_implementation(attention.NAME)
         self.model = model
-        self.value_head: nn.Linear | None = None
-        if value_head:
-            self.value_head = _value_head(model)
+        self.head: Head = head
+        self.value_head = None if head == "lm" else _scalar_head(model, bias=head != "score")
+        if "logprobs" not in HEAD_OUTPUTS[head]:
             _drop_lm_head(model)
         self.logits_bytes = logits_bytes
         self.plain_head = False
@@ -54,7 +59,7 @@ class Network(nn.Module):
     def forward(
         self, layout: Layout, outputs: Sequence[str], index: Tensor, targets: Tensor, temperature: float
     ) -> dict[str, Tensor]:
-        """`outputs` (of `logprobs`, `entropy`, `values`) at the stream positions `index` [N], each [N] float32.
+        """`outputs` at the stream positions `index` [N], each [N] float32, from one pass through the transformer.
 
         targets [N]: the tokens whose log-probs are asked for. Raises ValueError for an output that this model has no
         head for.
@@ -63,14 +68,14 @@ class Network(nn.Module):
         found: dict[str, Tensor] = {}
         wants_logprobs = "logprobs" in outputs or "entropy" in outputs
         if wants_logprobs and not self.plain_head:
-            logits = self.model(**self.inputs(layout), logits_to_keep=index).logits[0]
+            logits, hidden = self._logits(layout, index)
             found["logprobs"], found["entropy"] = logprobs_and_entropy(logits, targets, temperature=temperature)
         else:
             hidden = self.hidden(layout).index_select(0, index)
             if wants_logprobs:
                 found["logprobs"], found["entropy"] = self._score(hidden, targets, temperature)
-            if self.value_head is not None and "values" in outputs:
-                found["values"] = self._value(hidden)
+        for name in {"values", "token_scores"}.intersection(outputs):
+            found[name] = self._scalar(hidden)
         return {name: found[name] for name in outputs}
 
     @property
@@ -105,19 +110,31 @@ class Network(nn.Module):
         }
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight, tied ones once: the model's by their transformers names, the value head's as `value_head.*`."""
+        """Every weight, tied ones once: the model's by their transformers names, those of a scalar head as
+        `value_head.*`."""
         yield from named_weights(self.model)
         if self.value_head is not None:
             for name, tensor in self.value_head.state_dict(keep_vars=True).items():
                 yield VALUE_HEAD + name, tensor
 
     def _check(self, outputs: Sequence[str]) -> None:
+        known = {name: None for given in HEAD_OUTPUTS.values() for name in sorted(given)}
         for name in outputs:
-            if name not in OUTPUTS:
-                raise ValueError(f"unknown output {name!r}; a model gives {', '.join(OUTPUTS)}")
-            if (name == "values") != (self.value_head is not None):
-                kind = "a language model" if self.value_head is None else "a value model"
-                raise ValueError(f"this is {kind}, which gives no {name!r}")
+            if name not in known:
+                raise ValueError(f"unknown output {name!r}; a model gives {', '.join(known)}")
+            if name not in HEAD_OUTPUTS[self.head]:
+                raise ValueError(f"this is {_KINDS[self.head]}, which gives no {name!r}")
+
+    def _logits(self, layout: Layout, index: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, V] and [N, hidden]: what the whole model says at `index`, and the last hidden states that it says it
+        from."""
+        kept: list[Tensor] = []
+        handle = self.body.register_forward_hook(lambda _module, _inputs, output: kept.append(output.last_hidden_state))
+        try:
+            logits: Tensor = self.model(**self.inputs(layout), logits_to_keep=index).logits[0]
+        finally:
+            handle.remove()
+        return logits, kept[0][0].index_select(0, index)
 
     def _score(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         head: Callable[[Tensor], Tensor] = self.model.get_output_embeddings()
@@ -135,22 +152,23 @@ class Network(nn.Module):
         logprobs, entropies = zip(*parts, strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
 
-    def _value(self, hidden: Tensor) -> Tensor:
+    def _scalar(self, hidden: Tensor) -> Tensor:
         # Spelled out, because a linear layer would run in the lower precision that the transformer may run in.
         assert self.value_head is not None
-        return (hidden.float() * self.value_head.weight[0]).sum(dim=-1) + self.value_head.bias
+        scalars = (hidden.float() * self.value_head.weight[0]).sum(dim=-1)
+        return scalars if self.value_head.bias is None else scalars + self.value_head.bias
 
 
-def _value_head(model: PreTrainedModel) -> nn.Linear:
+def _scalar_head(model: PreTrainedModel, *, bias: bool) -> nn.Linear:
     """A scalar of the hidden state. It starts at 0: a critic that knows nothing had better say nothing."""
-    head = nn.Linear(model.config.get_text_config().hidden_size, 1)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
+    head = nn.Linear(model.config.get_text_config().hidden_size, 1, bias=bias)
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
     return head
 
 
 def _drop_lm_head(model: PreTrainedModel) -> None:
-    """Let go of an output embedding that a value model never uses, unless it is the input embedding."""
+    """Let go of an output embedding that is never used, unless it is the input embedding."""
     output = model.get_output_embeddings()
     if output is not None and output.weight is not model.get_input_embeddings().weight:
         model.set_output_embeddings(nn.Identity())

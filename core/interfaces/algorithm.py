@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rollstock.batch import Batch
+    from rollstock.interfaces.model import Head
     from rollstock.metrics import Metric, Metrics
     from rollstock.micro import Loss, MicroBatch
     from rollstock.schema import RunConfig
@@ -33,8 +34,14 @@ class Algorithm(Plugin[C]):
     """Those of `needs` that `advantages` reads already. Only `old_logprobs` makes a difference: with one update a step
     and no early reader they are taken from the training forward itself, which saves a pass over the batch."""
 
+    head: ClassVar[Head] = "lm"
+    """What the actor's model has on top: `lm` for a policy; `lm+value` for one that is its own critic, so that the
+    column `values` comes from the actor and no critic is started; `score` for a reward model. An option may decide:
+    override `actor_head`."""
+
     trains_with: ClassVar[Set[str]] = frozenset({"logprobs"})
-    """What `loss` needs of the actor's model with a gradient: `logprobs`, `entropy`."""
+    """What `loss` needs of the actor's model with a gradient: `logprobs`, `entropy`; `values` with the head `lm+value`,
+    `token_scores` with the head `score`."""
 
     offline: ClassVar[bool] = False
     """Whether it trains on the responses that the tasks themselves hold (`Task.responses`), the first
@@ -45,6 +52,11 @@ class Algorithm(Plugin[C]):
     whole_groups: ClassVar[bool] = False
     """Whether `loss` compares the trajectories of a group, so that no worker and no micro-batch may get a part of one.
     With `offline`, each task must then hold exactly `samples_per_prompt` responses."""
+
+    reads_step_rewards: ClassVar[bool] = False
+    """Whether `advantages` adds the column `step_rewards` `[B, T]`, where there is one, to the score on the last token,
+    so that what is paid or charged for single tokens reaches it. An extension that charges tokens asks: it takes the sum
+    off the score of an algorithm that reads no such rewards."""
 
     refill_rounds: int = 0
     """How often a step may generate again, with new tasks, while `select` left fewer than `train.prompts_per_step`
@@ -57,6 +69,10 @@ class Algorithm(Plugin[C]):
     def early_columns(self) -> Set[str]:
         """`early`, as the options have it."""
         return frozenset(self.early)
+
+    def actor_head(self) -> Head:
+        """`head`, as the options have it."""
+        return self.head
 
     def training_outputs(self) -> Set[str]:
         """`trains_with`, as the options have it."""
@@ -88,7 +104,10 @@ class Algorithm(Plugin[C]):
         """The policy loss of a slice: losses per token through `micro.loss`, which sees to the global counts."""
 
     def critic_loss(self, micro: MicroBatch) -> Loss:
-        """The critic's loss of a slice, from `micro.values` `[b, T]`; only algorithms that need `values` have one."""
+        """The critic's loss of a slice, from `micro.values` `[b, T]`; only algorithms that need `values` have one.
+
+        A run calls it where the critic is a model of its own.
+        """
         raise NotImplementedError(f"{self.plugin_name} needs `values` but has no critic_loss")
 
     def after_update(self, batch: Batch, metrics: Mapping[str, Metric]) -> Metrics:

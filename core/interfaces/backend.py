@@ -50,7 +50,8 @@ class Backend(Plugin[C]):
         """What the model says of the responses, without gradients: one flat `[N]` float32 tensor (CPU) for each of
         `columns`.
 
-        columns: `logprobs` and `entropy` (nats, of the distribution at `temperature`), `values` for a value head.
+        columns: those of `HEAD_OUTPUTS[model.head]`: `logprobs` and `entropy` (nats, of the distribution at
+        `temperature`), `values` (of the state before each token), `token_scores` (of all up to and including it).
         micro_batches: indices into the batch, each trajectory once; how they are cut changes nothing but memory.
         """
 
@@ -67,13 +68,15 @@ class Backend(Plugin[C]):
     ) -> Metrics:
         """One optimizer update on the sum of `loss` over the micro-batches; returns their metrics and the optimizer's.
 
-        outputs: what each MicroBatch carries with a gradient (`logprobs`, `entropy`, `values`). The backend adds
-        `grad_norm`, `lr` and `skipped_updates` (a gradient that is not finite changes nothing and counts 1).
+        outputs: what each MicroBatch carries with a gradient, as in `forward`; all come from one pass through the
+        model. The backend adds `grad_norm`, `lr` and `skipped_updates` (a gradient that is not finite changes nothing
+        and counts 1).
         """
 
     @abstractmethod
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights that a generator needs, full and merged, under their Hugging Face names, tied ones once."""
+        """The weights that a generator needs, full and merged, under their Hugging Face names, tied ones once; those of
+        a value head are not among them."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -89,10 +92,14 @@ class Backend(Plugin[C]):
 
     @abstractmethod
     def save_config(self, path: Path) -> None:
-        """Write the model's `config.json` (and generation config) for an export; weights are the checkpoint's."""
+        """Write the model's `config.json` (and generation config) for an export; weights are the checkpoint's.
+
+        A model with the head `score` is written as sequence classification with one label.
+        """
 
     def export_weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Turn the part `model` of a state into plain Hugging Face weights: adapters merged, heads of ours dropped."""
+        """Turn the part `model` of a state into plain Hugging Face weights: adapters merged, a value head dropped, a
+        score head under the name that it has in sequence classification."""
         return dict(tensors)
 
     def close(self) -> None:

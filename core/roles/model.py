@@ -14,7 +14,7 @@ from rollstock.dispatch import register
 from rollstock.interfaces.algorithm import Algorithm
 from rollstock.interfaces.backend import Backend, BackendState
 from rollstock.interfaces.device import Device
-from rollstock.interfaces.model import ModelSpec
+from rollstock.interfaces.model import HEAD_OUTPUTS, ModelSpec
 from rollstock.interfaces.scheduler import Scheduler
 from rollstock.manager import make_manager
 from rollstock.metrics import Metric, Metrics, merge_metrics
@@ -141,10 +141,9 @@ class ModelWorker:
 
     def _actor_loss(self, micro: MicroBatch) -> Loss:
         loss = self.algorithm.loss(micro)
-        if self.algorithm.offline:
+        if self.algorithm.offline or "logprobs" not in HEAD_OUTPUTS[self.algorithm.actor_head()]:
             return loss
-        ratio_gap = _logprob_gap(micro)
-        return Loss(loss.value, merge_metrics([loss.metrics, ratio_gap]))
+        return Loss(loss.value, merge_metrics([loss.metrics, _logprob_gap(micro)]))
 
     def _critic_loss(self, micro: MicroBatch) -> Loss:
         return self.algorithm.critic_loss(micro)

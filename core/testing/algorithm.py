@@ -18,6 +18,7 @@ from rollstock.columns import SOURCES
 from rollstock.config.file import ConfigFile
 from rollstock.config.load import config_from_values
 from rollstock.interfaces.algorithm import Algorithm
+from rollstock.interfaces.model import HEAD_OUTPUTS
 from rollstock.metrics import Metric, Metrics
 from rollstock.schema import RunConfig
 from rollstock.testing.algorithm_math import MATHEMATICS
@@ -35,8 +36,6 @@ from rollstock.testing.trial import (
     prepare,
     step,
 )
-
-MODEL_OUTPUTS = frozenset({"logprobs", "entropy"})
 
 
 def check_algorithm(
@@ -72,15 +71,18 @@ def check_declarations(case: AlgorithmCase) -> None:
     needed = _names(algorithm.needed_columns(), "needed_columns()")
     early = _names(algorithm.early_columns(), "early_columns()")
     outputs = _names(algorithm.training_outputs(), "training_outputs()")
+    head = algorithm.actor_head()
+    expect(head in HEAD_OUTPUTS, f"actor_head() is {head!r}", mend=f"one of {', '.join(map(repr, HEAD_OUTPUTS))}")
     expect(
         early <= needed,
         f"{sorted(early - needed)} are early columns without being needed",
         mend="name them in `needs` as well: `early` is a part of it",
     )
     expect(
-        outputs <= MODEL_OUTPUTS and "logprobs" in outputs,
-        f"the loss asks the model for {sorted(outputs)}",
-        mend="an actor gives `logprobs`, which every loss needs, and `entropy`; a critic's `values` are a column",
+        outputs <= HEAD_OUTPUTS[head] and "logprobs" in outputs,
+        f"the loss asks a model with the head {head!r} for {sorted(outputs)}",
+        mend=f"it gives {', '.join(sorted(HEAD_OUTPUTS[head]))}; the loss of a policy needs `logprobs`, and a critic's "
+        "`values` are a column",
     )
     for name, least in (("samples_per_prompt", 1), ("refill_rounds", 0)):
         value = getattr(algorithm, name)

@@ -267,10 +267,10 @@ def _compare(
         logprobs = drifted(batch)
         if each is other:
             logprobs = torch.full((other.num_tokens,), -1.0).index_put((where,), logprobs)
-        entropy = model_outputs(algorithm, batch, drifted(batch)).get("entropy")
         outputs = {"logprobs": logprobs}
-        if entropy is not None:
-            outputs["entropy"] = entropy if each is batch else torch.ones(other.num_tokens).index_put((where,), entropy)
+        for name, output in model_outputs(algorithm, batch, drifted(batch)).items():
+            if name != "logprobs":
+                outputs[name] = output if each is batch else torch.ones(other.num_tokens).index_put((where,), output)
         results.append((each.flat("advantages"), gradients(algorithm.loss, each, outputs)))
     (advantages, one), (others, two) = results
     kept = torch.ones(batch.num_tokens, dtype=torch.bool) if without is None else batch.rows() != without

@@ -192,6 +192,9 @@ def model_outputs(algorithm: Algorithm[Any], batch: Batch, logprobs: Tensor, *, 
     """What the model in training says: the outputs that the algorithm asked for, flat `[N]`."""
     wanted: Set[str] = algorithm.training_outputs()
     outputs = {"logprobs": logprobs}
+    generator = torch.Generator().manual_seed(seed)
     if "entropy" in wanted:
-        outputs["entropy"] = torch.rand(batch.num_tokens, generator=torch.Generator().manual_seed(seed)) + 0.1
+        outputs["entropy"] = torch.rand(batch.num_tokens, generator=generator) + 0.1
+    if "values" in wanted:
+        outputs["values"] = torch.randn(batch.num_tokens, generator=generator)
     return outputs

@@ -57,7 +57,7 @@ def make_network() -> Callable[..., Network]:
     """A checked network over the model of that name."""
 
     def make(name: str = "llama", *, head: str = "lm", logits_bytes: int = 1 << 30) -> Network:
-        network = Network(build_model(spec(name, head=head)), value_head=head == "value", logits_bytes=logits_bytes)
+        network = Network(build_model(spec(name, head=head)), head=head, logits_bytes=logits_bytes)
         check_network(network, share_prompts=True)
         return network
 

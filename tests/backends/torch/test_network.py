@@ -92,7 +92,7 @@ def test_a_token_that_is_also_the_padding_token_gets_its_gradient(
 ) -> None:
     pad = int(batch.prompts[0][0])
     spec = make_spec(pad_token_id=pad, eos_token_ids=(pad,))
-    network = Network(build_model(spec), value_head=False, logits_bytes=1 << 30)
+    network = Network(build_model(spec), head="lm", logits_bytes=1 << 30)
     check_network(network, share_prompts=True)
     reference = plain_model(make_spec())  # without a padding token, so that no row of its embedding is special
     reference.load_state_dict(network.model.state_dict())
