@@ -29,6 +29,7 @@ from rollstock.algorithms._logprobs import TokenLogprobs
 
 GroupStd: TypeAlias = Literal["unbiased", "biased"]
 KLKind: TypeAlias = Literal["k1", "k2", "k3", "abs", "k1+", "k3+"]
+KLControl: TypeAlias = Literal["fixed", "horizon", "ratio"]
 WeightLevel: TypeAlias = Literal["token", "sequence"]
 
 __all__ = [
@@ -38,7 +39,9 @@ __all__ = [
     "GroupStd", "discounted_returns", "gae", "group_normalise", "leave_one_out", "reinforce_pp",
     # losses
     "KLKind", "WeightLevel", "cispo_loss", "clipped_surrogate", "clipped_value_loss", "gspo_ratio",
-    "importance_weights", "kl_estimate",
+    "importance_weights", "kl_estimate", "sapo_loss",
+    # how strongly a policy is held near its reference
+    "KLControl", "next_kl_coefficient",
     # from logits
     "logprobs_and_entropy",
 ]  # fmt: skip
@@ -175,6 +178,24 @@ def cispo_loss(
     return -ratio.clamp(1 - eps_low, 1 + eps_high) * advantages * logprobs, clipped
 
 
+def sapo_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, tau_pos: float, tau_neg: float
+) -> tuple[Tensor, Tensor]:
+    """SAPO's loss of each token, arXiv:2511.20347, section 3. Returns (losses, weights), all of one shape.
+
+    The loss is minus the advantage times the gate 4 / tau * sigmoid(tau * (ratio - 1)), with `tau_pos` where the
+    advantage is positive and `tau_neg` elsewhere. `weights`, detached, is what the gate leaves of the gradient of the
+    plain ratio: 1 at a ratio of 1, and towards 0 far from it. Raises ValueError for a temperature that is not above 0.
+    """
+    _same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
+    if min(tau_pos, tau_neg) <= 0:
+        raise ValueError(f"sapo_loss: temperatures must be above 0, got tau_pos={tau_pos} and tau_neg={tau_neg}")
+    advantages = _floating(advantages).detach()
+    tau = torch.where(advantages > 0, tau_pos, tau_neg).to(advantages.dtype)
+    gate = torch.sigmoid(tau * (_ratio(logprobs, old_logprobs, advantages) - 1))
+    return -advantages * gate * (4 / tau), (4 * gate * (1 - gate)).detach()
+
+
 def gspo_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
     """GSPO's ratio of each sequence [B], arXiv:2507.18071, equation 7: the geometric mean of its tokens' ratios.
 
@@ -255,6 +276,23 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KLKind) -> Tens
         return value
     square = 0.5 * gap.square()
     return value.detach() + (square - square.detach())
+
+
+def next_kl_coefficient(
+    coefficient: float, kl: float, *, control: KLControl, target: float, horizon: float, num_samples: int
+) -> float:
+    """The coefficient of a KL penalty after a mean divergence `kl` in nats was measured on `num_samples` responses.
+
+    `fixed` leaves it. `horizon` (arXiv:1909.08593, section 2.2) lets it grow by the relative error kl / target - 1,
+    clipped to 20%, times num_samples / horizon. `ratio` sets it to kl / target, held within 0 and 1, whatever it was: a
+    policy that still is its reference has no penalty, and one that leaves it gets one again.
+    """
+    _known("control", control, KLControl)
+    if control == "fixed":
+        return coefficient
+    if control == "ratio":
+        return min(max(kl / target, 0.0), 1.0)
+    return coefficient * (1 + min(max(kl / target - 1, -0.2), 0.2) * num_samples / horizon)
 
 
 def logprobs_and_entropy(logits: Tensor, targets: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:

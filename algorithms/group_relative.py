@@ -94,4 +94,5 @@ def has_spread(scores: Tensor, groups: Tensor) -> Tensor:
 def _lone(groups: Tensor) -> Tensor:
     """`[B]` bool: whose group has no other member."""
     _, index, counts = torch.unique(groups, return_inverse=True, return_counts=True)
-    return counts[index] == 1
+    alone: Tensor = counts[index] == 1
+    return alone

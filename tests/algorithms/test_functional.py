@@ -28,7 +28,9 @@ SIGNATURES = {
     "kl_estimate": "(logprobs, ref_logprobs, *, kind)",
     "clipped_surrogate": "(logprobs, old_logprobs, advantages, *, eps_low, eps_high, dual_clip=None)",
     "cispo_loss": "(logprobs, old_logprobs, advantages, *, eps_low, eps_high)",
+    "sapo_loss": "(logprobs, old_logprobs, advantages, *, tau_pos, tau_neg)",
     "gspo_ratio": "(logprobs, old_logprobs, mask)",
+    "next_kl_coefficient": "(coefficient, kl, *, control, target, horizon, num_samples)",
     "clipped_value_loss": "(values, old_values, returns, *, clip)",
     "logprobs_and_entropy": "(logits, targets, *, temperature)",
     "importance_weights": "(logprobs, rollout_logprobs, mask, *, level='token', cap, floor=None)",
@@ -42,6 +44,7 @@ CHOICES = {
         "seq_mean_token_sum_norm",
     ),
     "GroupStd": ("unbiased", "biased"),
+    "KLControl": ("fixed", "horizon", "ratio"),
     "KLKind": ("k1", "k2", "k3", "abs", "k1+", "k3+"),
     "WeightLevel": ("token", "sequence"),
 }
@@ -314,3 +317,28 @@ class TestGroups:
     def test_unknown_std(self) -> None:
         with pytest.raises(ValueError, match="std must be one of unbiased, biased; got 'sample'"):
             F.group_normalise(self.SCORES, self.GROUPS, std="sample")  # type: ignore[arg-type]
+
+
+class TestNextKLCoefficient:
+    def next(self, coefficient: float, kl: float, control: F.KLControl = "horizon", num_samples: int = 64) -> float:
+        return F.next_kl_coefficient(
+            coefficient, kl, control=control, target=6.0, horizon=10000.0, num_samples=num_samples
+        )
+
+    def test_fixed_stays(self) -> None:
+        assert self.next(0.2, 100.0, "fixed") == 0.2
+
+    def test_horizon_corrects_by_the_error_clipped_to_a_fifth(self) -> None:
+        assert self.next(0.2, 6.6) == pytest.approx(0.2 * (1 + 0.1 * 64 / 10000))
+        assert self.next(0.2, 60.0) == pytest.approx(0.2 * (1 + 0.2 * 64 / 10000))
+        assert self.next(0.2, -60.0) == pytest.approx(0.2 * (1 - 0.2 * 64 / 10000))
+
+    def test_ratio_is_the_measured_over_the_target_from_0_to_1_and_comes_back_from_0(self) -> None:
+        assert self.next(0.1, 3.0, "ratio") == 0.5
+        assert self.next(0.1, 12.0, "ratio") == 1.0
+        assert self.next(0.1, -1.0, "ratio") == 0.0
+        assert self.next(0.0, 3.0, "ratio") == 0.5
+
+    def test_an_unknown_control_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="control must be one of fixed, horizon, ratio; got 'pid'"):
+            self.next(0.1, 1.0, "pid")  # type: ignore[arg-type]

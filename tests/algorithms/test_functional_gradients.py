@@ -23,6 +23,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = (
         "clipped_surrogate with dual clip": lambda x: F.clipped_surrogate(
             x, OLD, ADVANTAGES, eps_low=0.2, eps_high=0.3, dual_clip=3.0
         )[0],
+        "sapo_loss": lambda x: F.sapo_loss(x, OLD, ADVANTAGES, tau_pos=1.0, tau_neg=2.5)[0],
         "gspo_ratio": lambda x: F.gspo_ratio(x, OLD, MASK),
         "clipped_value_loss": lambda x: F.clipped_value_loss(x, OLD, RETURNS, clip=0.2)[0],
         "unclipped value loss": lambda x: F.clipped_value_loss(x, OLD, RETURNS, clip=None)[0],
@@ -69,6 +70,7 @@ def test_gradients_reach_the_first_argument_only(argument: int) -> None:
     for losses, _ in (
         F.clipped_surrogate(*tensors, eps_low=0.2, eps_high=0.3, dual_clip=3.0),
         F.cispo_loss(*tensors, eps_low=0.2, eps_high=0.3),
+        F.sapo_loss(*tensors, tau_pos=1.0, tau_neg=2.5),
         F.clipped_value_loss(*tensors, clip=0.2),
     ):
         assert not losses.requires_grad

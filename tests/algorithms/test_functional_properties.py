@@ -32,6 +32,7 @@ LOSSES: dict[str, TokenFunction] = {
         x, y, z, eps_low=0.2, eps_high=0.3, dual_clip=3.0
     )[0],
     "cispo_loss": lambda x, y, z, mask: F.cispo_loss(x, y, z, eps_low=0.2, eps_high=0.3)[0],
+    "sapo_loss": lambda x, y, z, mask: F.sapo_loss(x, y, z, tau_pos=1.0, tau_neg=2.5)[0],
     "clipped_value_loss": lambda x, y, z, mask: F.clipped_value_loss(x, y, z, clip=0.3)[0],
     "gspo_ratio": lambda x, y, z, mask: F.gspo_ratio(x, y, mask)[:, None] * torch.where(mask, z, 0.0),
 } | {f"kl {kind}": lambda x, y, z, mask, kind=kind: F.kl_estimate(x, y, kind=kind) for kind in get_args(F.KLKind)}
