@@ -46,7 +46,7 @@ def noted(note: str) -> Iterator[None]:
     """Put `note` (who was at work, on what) beneath whatever is raised inside."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a plugin may call sys.exit
         error.add_note(note)
         raise
 

@@ -188,7 +188,7 @@ def _play(run: Run, directory: RunDirectory, checkpoint: Checkpoint | None) -> t
         status = "interrupted" if message else "finished"
     except KeyboardInterrupt:
         status, message = "interrupted", f"SIGINT, again: ended at once; {_way_back(run)}"
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a plugin may call sys.exit
         logger.exception("the run failed in step %d", run.step)
         error.add_note(f"the run failed in step {run.step}; {_way_back(run, after=error)}")
         raise
@@ -226,7 +226,7 @@ def _start_trackers(run: Run, checkpoint: Checkpoint | None) -> None:
     run.trackers.start(info, checkpoint.state["trackers"] if checkpoint else {})
 
 
-def _way_back(run: Run, *, after: Exception | None = None) -> str:
+def _way_back(run: Run, *, after: BaseException | None = None) -> str:
     """What there is to go on from, and how; a mistake of the user's would be made again, so a new run is advised."""
     steps = run.store.steps()
     if not steps and isinstance(after, UserError):

@@ -5,12 +5,14 @@ Apart from the reward role, which imports torch, so that a reward process starts
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollstock.interfaces.environment import Environment, Sample
 from rollstock.interfaces.reward import Reward
 from rollstock.manager import make_manager
+from rollstock.sandbox import announce
 
 
 def make_scorer(
@@ -18,17 +20,27 @@ def make_scorer(
 ) -> Callable[[tuple[int, Sample]], float | None]:
     """Build the rewards of a config in this process; the result scores (index of the reward, sample)."""
     manager = make_manager(blocked)
+    announce(_described("environment", environment))
     world = manager.create_as(Environment, environment)
     world.setup(seed)
-    made = [manager.create_as(Reward, options) for options in rewards]
-    for reward in made:
+    made = []
+    for options in rewards:
+        announce(_described("reward", options))
+        reward = manager.create_as(Reward, options)
         reward.setup(world)
+        made.append(reward)
 
     def score(call: tuple[int, Sample]) -> float | None:
         index, sample = call
         return checked_reward(made[index].score(sample), made[index].plugin_name)
 
     return score
+
+
+def _described(kind: str, section: Mapping[str, Any]) -> str:
+    """A plugin of a config, with its options that are texts, since a file that it loads is among those."""
+    texts = [f"{key}: {value}" for key, value in section.items() if key != "name" and value and isinstance(value, str)]
+    return f"{kind} {section['name']!r}" + (f" ({textwrap.shorten(', '.join(texts), 300)})" if texts else "")
 
 
 def checked_reward(value: object, name: str) -> float | None:

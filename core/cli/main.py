@@ -32,8 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = parse(given)
         _set_up_logging(debug)
-        code: int = options.command(options, output)
-        return code
+        return _call(options, output)
     except argparse.ArgumentError as error:
         return _fail(output, UserError(str(error)), debug)
     except RollstockError as error:
@@ -50,6 +49,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traceback.print_exc()  # a bug, or a plugin's: here the traceback is the message
         output.error(f"{type(error).__name__}: {error}", type(error).__name__, notes=getattr(error, "__notes__", ()))
         return RunError.exit_code
+
+
+def _call(options: argparse.Namespace, output: Output) -> int:
+    """Run the command. A plugin, or a file that it loads, that calls `sys.exit` must not end it without a word."""
+    try:
+        code: int = options.command(options, output)
+    except SystemExit as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        failure = RunError(f"{place.filename}:{place.lineno} called exit({error.code!r}), which ended the command")
+        for note in getattr(error, "__notes__", ()):
+            failure.add_note(note)
+        raise failure from error
+    return code
 
 
 def _open_streams() -> None:

@@ -7,5 +7,6 @@ caller.
 
 from rollstock.sandbox.outcome import Outcome
 from rollstock.sandbox.pool import Sandbox
+from rollstock.sandbox.worker import announce
 
-__all__ = ["Outcome", "Sandbox"]
+__all__ = ["Outcome", "Sandbox", "announce"]

@@ -21,7 +21,7 @@ from rollstock.errors import RunError, UserError
 from rollstock.sandbox.failures import FailureLog, Label
 from rollstock.sandbox.outcome import Outcome, read_answer
 from rollstock.sandbox.process import WorkerProcess, describe_exit
-from rollstock.sandbox.protocol import Answer, Ask, Build, Ready
+from rollstock.sandbox.protocol import Answer, Ask, Build, Doing, Ready
 
 logger = logging.getLogger(__name__)
 
@@ -131,21 +131,33 @@ class Sandbox(Generic[RequestT, ResultT]):
         """A worker reports. Raises the factory's error."""
         if ready.error:
             if ready.users_fault:
-                raise UserError(ready.error)
-            message = f"{self.name}: a worker process could not be set up: {ready.error}"
+                error = UserError(ready.error)
+                if worker.making:
+                    error.add_note(f"while {worker.making} was made")
+                raise error
+            message = f"{self.name}: a worker process could not {_make(worker)}: {ready.error}"
             raise RunError(f"{message}\n{ready.traceback}{worker.output.take()}".rstrip())
         worker.ready = True
         worker.output.take()
         self._failed_starts = 0
 
-    def _start_failed(self, worker: WorkerProcess, reason: str) -> None:
-        """A worker ended before it could serve. Raises RunError when that keeps happening."""
+    def _start_failed(self, worker: WorkerProcess, reason: str, *, left: bool = False) -> None:
+        """A worker ended before it could serve. Raises RunError when that keeps happening, UserError at once if it
+        `left` of its own accord while something was made that is known by name.
+        """
         self._failed_starts += 1
         output = worker.output.take().strip()
-        message = f"{self.name}: a worker process did not start ({reason})" + (f":\n{output}" if output else "")
+        details = f":\n{output}" if output else ""
+        if left and worker.making:
+            raise UserError(
+                f"{self.name}: {worker.making} ended its process ({reason}) while it was made; code that is imported "
+                f"must not exit{details}"
+            )
+        message = f"{self.name}: a worker process did not start ({reason})"
+        message += f" while {worker.making} was made" if worker.making else ""
         if self._failed_starts >= MAX_FAILED_STARTS:
-            raise RunError(message)
-        logger.warning("%s; trying again", message)
+            raise RunError(message + details)
+        logger.warning("%s; trying again%s", message, details if self._failed_starts == 1 else "")
 
 
 class _Round(Generic[RequestT, ResultT]):
@@ -250,7 +262,9 @@ class _Round(Generic[RequestT, ResultT]):
         data, more = worker.receive()
         for message in worker.reader.feed(data):
             worker.drain_output()
-            if isinstance(message, Ready):
+            if isinstance(message, Doing):
+                worker.making = message.what
+            elif isinstance(message, Ready):
                 self.sandbox._started(worker, message)
             elif isinstance(message, Answer):
                 worker.deadline = None
@@ -286,10 +300,11 @@ class _Round(Generic[RequestT, ResultT]):
         worker.drain_output()
         began = (worker.deadline or 0.0) - self.sandbox.limit
         # A worker hangs up a moment before it has ended.
-        reason = describe_exit(worker.exit_code(wait=0.5))
+        code = worker.exit_code(wait=0.5)
+        reason = describe_exit(code)
         self.replace(worker)
         if not worker.ready:
-            self.sandbox._start_failed(worker, reason)
+            self.sandbox._start_failed(worker, reason, left=code is not None and code >= 0)
         elif index is not None:
             error = f"its process died ({reason})"
             seconds = time.monotonic() - began
@@ -316,6 +331,10 @@ class _Round(Generic[RequestT, ResultT]):
         self.outcomes[index] = result
         if result.status != "ok":
             self.sandbox._failures.add(self.labels[index], result)
+
+
+def _make(worker: WorkerProcess) -> str:
+    return f"make {worker.making}" if worker.making else "be set up"
 
 
 def _pickled_factory(factory: Callable[..., Any], name: str) -> bytes:

@@ -50,7 +50,7 @@ class Output:
 
 class WorkerProcess:
     """A running worker. `deadline` is when it must have answered (monotonic seconds), None while it has nothing to
-    do."""
+    do; `making` is what its factory makes, as far as that has said so."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -82,6 +82,7 @@ class WorkerProcess:
         self.output = Output()
         self.reader = FrameReader()
         self.ready = False
+        self.making = ""
         self.deadline: float | None = None
         self.started = time.monotonic()
         self._unsent = memoryview(b"")

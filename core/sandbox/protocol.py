@@ -33,6 +33,13 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class Doing:
+    """What the factory is about to make, so that the parent can name it if the process ends without a word."""
+
+    what: str
+
+
+@dataclass(frozen=True)
 class Ready:
     """The factory's product is there; `error` says why it is not, and `users_fault` whether that is a UserError."""
 

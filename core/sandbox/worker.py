@@ -22,10 +22,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from rollstock.sandbox.protocol import MAX_ANSWER_BYTES, Answer, Ask, Build, FrameReader, Ready, frame
+from rollstock.sandbox.protocol import MAX_ANSWER_BYTES, Answer, Ask, Build, Doing, FrameReader, Ready, frame
 
 PR_SET_CHILD_SUBREAPER = 36
 RECEIVE_BYTES = 1 << 16
+_parent: socket.socket | None = None
 
 
 def main() -> None:
@@ -42,6 +43,8 @@ def main() -> None:
 
 def serve(connection: socket.socket) -> None:
     """Answer the calls that arrive on `connection` until it closes."""
+    global _parent
+    _parent = connection
     reader = FrameReader()
     handler: Callable[[Any], Any] | None = None
     while piece := connection.recv(RECEIVE_BYTES):
@@ -56,6 +59,14 @@ def serve(connection: socket.socket) -> None:
                     connection.sendall(frame(answer))
                 case _:
                     raise AssertionError(f"a worker was sent {message!r}")
+
+
+def announce(what: str) -> None:
+    """For a factory: tell the parent what is made next. Somebody else's code may end this process while it is
+    imported, and then only the parent can say whose it was. Does nothing in any other process.
+    """
+    if _parent is not None:
+        _parent.sendall(frame(Doing(what)))
 
 
 def build(factory: bytes) -> tuple[Callable[[Any], Any] | None, Ready]:

@@ -122,7 +122,7 @@ def find_function(reference: str) -> Function:
 def _import(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except Exception as error:  # whatever the user's module raises
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
         hint = ""
         if (
             isinstance(error, ModuleNotFoundError)
@@ -146,7 +146,7 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[module.__name__] = module
     try:
         specification.loader.exec_module(module)
-    except Exception as error:  # whatever the user's file raises
+    except (Exception, SystemExit) as error:  # whatever the user's file raises
         raise ConfigError(f"function: {path} does not run: {type(error).__name__}: {error}") from error
     return module
 

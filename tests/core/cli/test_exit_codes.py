@@ -1,6 +1,7 @@
 """What scripts go by: exit codes, and standard output that is one JSON document, whoever else prints."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,25 @@ def test_a_run_that_fails_exits_with_1_names_the_plugin_and_says_how_to_go_on(co
     assert error["notes"] == notes
     for note in notes:
         assert note in said
+
+
+class Leaves(Extension[NoOptions]):
+    """Calls exit in step 2."""
+
+    @hookimpl
+    def rollstock_step_end(self, run, step, metrics):
+        if step == 2:
+            sys.exit(0)
+
+
+def test_a_plugin_that_calls_exit_fails_the_run_and_is_named(config, capsys):
+    with installed("extension", "leaves", Leaves):
+        assert main(["train", str(config), "extensions=[leaves]", "checkpoint.every_steps=1", "--json"]) == 1
+    error = document(capsys)["error"]
+    assert f"{Path(__file__).name}:" in error["message"]
+    assert "called exit(0)" in error["message"]
+    assert "raised by the hook rollstock_step_end of plugin extension:leaves/instance" in error["notes"]
+    assert "the newest checkpoint is of step 1" in error["notes"][-1]
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ def test_with_debug_an_error_has_its_traceback(capsys) -> None:
         (RunError("the reward broke"), 1, "error: the reward broke\n  raised by x", False),
         (KeyError("a bug"), 1, "error: KeyError: 'a bug'\n  raised by x", True),
         (KeyboardInterrupt(), 1, "error: interrupted", False),
+        (SystemExit(0), 1, "called exit(0), which ended the command\n  raised by x", False),
     ],
 )
 def test_what_a_command_raises_becomes_an_exit_code(

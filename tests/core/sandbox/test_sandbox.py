@@ -252,6 +252,30 @@ def test_a_worker_that_dies_at_its_start_is_tried_again_and_then_reported(served
     assert sandbox.num_replaced == 3
 
 
+def test_what_ended_a_worker_of_its_own_accord_is_named_at_once_and_the_users_to_mend(served):
+    sandbox = Sandbox(served.exit_while_making_something, name="reward", limit=1)
+    with sandbox, pytest.raises(UserError) as caught:
+        sandbox.start()
+    assert str(caught.value) == (
+        "reward: reward 'mine' (file: judge.py) ended its process (exit code 7) while it was made; code that is "
+        "imported must not exit:\nlibverifier.so: not found"
+    )
+    assert sandbox.num_replaced == 1
+
+
+def test_what_was_made_when_a_worker_crashed_is_named(served, caplog):
+    sandbox = Sandbox(served.crash_while_making_something, name="reward", limit=1)
+    with sandbox, pytest.raises(RunError, match=r"signal SIGKILL\) while reward 'mine' \(file: judge.py\) was made"):
+        sandbox.start()
+    assert caplog.text.count("; trying again") == 2
+
+
+def test_what_found_bad_input_is_named(served):
+    with Sandbox(served.refuse_something, name="reward", limit=1) as sandbox, pytest.raises(UserError) as caught:
+        sandbox.start()
+    assert caught.value.__notes__ == ["while reward 'mine' (file: judge.py) was made"]
+
+
 def test_a_worker_that_never_gets_ready_is_reported(served):
     sandbox = Sandbox(served.hang_while_building, name="reward", limit=1, start_limit=0.3)
     with sandbox, pytest.raises(RunError, match=r"not ready after 0\.3 s"):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from rollstock import ConfigError, Sample, Task
+from rollstock import ConfigError, Sample, Task, UserError
 from rollstock.plugins.environments.arithmetic import Arithmetic
 from rollstock.plugins.rewards.environment import EnvironmentReward
 from rollstock.plugins.rewards.rule import Rule, RuleConfig
@@ -133,6 +133,33 @@ def test_a_file_that_does_not_run(tmp_path):
     (tmp_path / "broken.py").write_text("import no_such_package\n")
     with pytest.raises(ConfigError, match=r"broken.py does not run: ModuleNotFoundError: .*no_such_package"):
         rule(kind="function", function=f"{tmp_path / 'broken.py'}:f")
+
+
+def test_a_file_that_exits(tmp_path, monkeypatch):
+    (tmp_path / "leaving.py").write_text("import sys\nsys.exit('needs a GPU')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"leaving.py does not run: SystemExit: needs a GPU"):
+        rule(kind="function", function=f"{tmp_path / 'leaving.py'}:f")
+    with pytest.raises(ConfigError, match=r"cannot import 'leaving': SystemExit: needs a GPU"):
+        rule(kind="function", function="leaving:f")
+
+
+@pytest.mark.parametrize("ending", ["sys.exit('needs a GPU')", "os._exit(3)"])
+def test_a_file_that_ends_its_process_is_named_with_its_reward(tmp_path, ending):
+    file = tmp_path / "leaving.py"
+    file.write_text(f"import os, sys\n{ending}\n")
+    with pytest.raises(UserError) as caught:
+        RewardWorker(
+            environment={"name": "arithmetic"},
+            rewards=[{"name": "rule", "kind": "function", "function": f"{file}:judge"}],
+            blocked=[],
+            seed=0,
+            timeout_s=30.0,
+            num_processes=2,
+        )
+    told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert f"reward 'rule' (kind: function, function: {file}:judge)" in told
+    assert ("needs a GPU" if "sys" in ending else "exit code 3") in told
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ import ctypes
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
 
 from rollstock.errors import UserError
+from rollstock.sandbox import announce
 
 
 def build():
@@ -154,6 +156,21 @@ def hang_while_building():
 def exit_while_building():
     print("libverifier.so: not found", flush=True)
     os._exit(7)
+
+
+def exit_while_making_something():
+    announce("reward 'mine' (file: judge.py)")
+    exit_while_building()
+
+
+def crash_while_making_something():
+    announce("reward 'mine' (file: judge.py)")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def refuse_something():
+    announce("reward 'mine' (file: judge.py)")
+    fail_as_user_error()
 
 
 def build_scorer_and_list_modules():
