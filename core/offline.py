@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 def recorded_batch(run: Run, tasks: Sequence[Task]) -> Batch:
     """What the generate stage makes of tasks for an offline algorithm; scores included, since nobody is asked."""
-    trajectories, metrics = read_responses(
-        tasks, run.algorithm, run.player.prompts, limit=run.sampling.max_new_tokens
-    )
+    trajectories, metrics = read_responses(tasks, run.algorithm, run.player.prompts, limit=run.sampling.max_new_tokens)
     run.record(metrics)
     batch = Batch.from_trajectories(trajectories)
     batch.whole_groups = run.algorithm.whole_groups
@@ -37,7 +35,7 @@ def recorded_batch(run: Run, tasks: Sequence[Task]) -> Batch:
 
 
 def heldout_loss(run: Run, count: int) -> tuple[dict[str, float], float | None]:
-    """The algorithm's loss and its metrics on the first `count` held-out tasks, named `eval/...`, and minus the loss."""
+    """The loss and the algorithm's metrics on the first `count` held-out tasks, as `eval/...`, and minus the loss."""
     batch = recorded_batch(run, run.tasks.heldout(count))
     if len(batch) == 0:
         return {"eval/num_samples": 0.0}, None

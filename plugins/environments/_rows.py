@@ -96,9 +96,12 @@ class JsonLines(Rows):
 
 
 class Parquet(Rows):
-    """A parquet file, of which only `columns` are read. Random access costs a row group: small ones are faster."""
+    """A parquet file, of which only `columns` are read (those of `optional` if it has them).
 
-    def __init__(self, path: Path, columns: Sequence[str], owner: object) -> None:
+    Random access costs a row group: small ones are faster.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str], owner: object, optional: Sequence[str] = ()) -> None:
         super().__init__(path)
         self._parquet = import_optional("pyarrow.parquet", needed_by=owner)
         try:
@@ -106,10 +109,11 @@ class Parquet(Rows):
         except Exception as error:  # pyarrow has a dozen kinds
             raise ConfigError(f"{path} is not a parquet file: {error}") from error
         known = self._file.schema_arrow.names
+        columns = [column for column in columns if column in known or column not in optional]
         for column in columns:
             if column not in known:
                 raise ConfigError(f"{path} has no column {column!r}. {suggest(column, known)}")
-        self._columns = list(columns)
+        self._columns = columns
         self._starts = [0]
         for group in range(self._file.num_row_groups):
             self._starts.append(self._starts[-1] + self._file.metadata.row_group(group).num_rows)
@@ -170,13 +174,16 @@ def data_file(option: str, text: str) -> Path:
     raise ConfigError(f"{option}: there is no file {text!r}{where}.{guess}")
 
 
-def open_rows(option: str, path: Path, columns: Sequence[str], owner: object) -> Rows:
-    """The rows of a file, by its suffix. Raises ConfigError for an unknown one, PluginError without pyarrow."""
+def open_rows(option: str, path: Path, columns: Sequence[str], owner: object, *, optional: Sequence[str] = ()) -> Rows:
+    """The rows of a file, by its suffix; `columns` are read of it, and may be missing where they are `optional`.
+
+    Raises ConfigError for an unknown suffix or a missing column, PluginError without pyarrow.
+    """
     match path.suffix.lower():
         case ".jsonl" | ".ndjson" | ".json":
             return JsonLines(path)
         case ".parquet" | ".pq":
-            return Parquet(path, columns, owner)
+            return Parquet(path, columns, owner, optional)
         case suffix:
             raise ConfigError(f"{option}: {path} ends in {suffix!r}; rows are read from .jsonl and .parquet files")
 

@@ -1,8 +1,8 @@
-"""Tasks from a file: prompts and answers as JSON lines or parquet, plain or as chat.
+"""Tasks from a file: prompts with answers or responses as JSON lines or parquet, plain or as chat.
 
 For practitioners with data of their own. Which field is what is said by options; each row is checked before the first
-step, and every error names the row. How answers are compared is shared with the `rule` reward
-(`rollstock.plugins.answers`).
+step, and every error names the row. Answers are what sampled responses are scored with, in a way shared with the `rule`
+reward (`rollstock.plugins.answers`); a row's own responses are what offline algorithms train on.
 """
 
 from __future__ import annotations
@@ -18,11 +18,20 @@ from typing import Any, Literal
 
 from rollstock import REQUIRED, ConfigError, Environment, Message, Sample, Split, Task, derive_seed, hookimpl, option
 from rollstock.plugins.answers import MatchOptions
+from rollstock.plugins.environments._responses import (
+    ResponseOptions,
+    checked_beginning,
+    checked_text,
+    split_conversation,
+)
 from rollstock.plugins.environments._rows import Row, RowError, Rows, data_file, look_up, open_rows
+
+ANSWER = "answer"
+"""The field of the answer if nothing else is said; rows that have responses may go without it."""
 
 
 @dataclass(kw_only=True)
-class JsonlConfig(MatchOptions):
+class JsonlConfig(MatchOptions, ResponseOptions):
     """Options of the `jsonl` environment; fields are dotted paths into a row, such as `extra.answer`."""
 
     path: str = option(REQUIRED, "file of tasks, .jsonl or .parquet")
@@ -36,7 +45,7 @@ class JsonlConfig(MatchOptions):
     template: str | None = option(None, "text of the prompt with fields in braces, instead of `prompt`")
     system: str | None = option(None, "a system message before each prompt that is a text")
     chat: bool = option(True, "a text is asked as a chat message; otherwise it is encoded as it is")
-    answer: str | None = option("answer", "field of the right answer, or of a list of them; none: there is none")
+    answer: str | None = option(ANSWER, "field of the right answer, or of a list of them; none: there is none")
     match: Literal["exact", "number", "contains", "choice", "none"] = option(
         "exact", "how a response is compared with the answer; none: this environment does not score"
     )
@@ -44,7 +53,8 @@ class JsonlConfig(MatchOptions):
     metadata: list[str] = option([], "fields to hand on to rewards in the task's metadata")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        MatchOptions.__post_init__(self)
+        ResponseOptions.__post_init__(self)
         if self.system is not None and not self.chat:
             raise ValueError("a system message needs chat: true; put its text into the template")
         if self.answer is None and self.match != "none":
@@ -52,10 +62,16 @@ class JsonlConfig(MatchOptions):
         if self.template is not None:
             template_fields(self.template)
 
+    @property
+    def answer_is_optional(self) -> bool:
+        """Whether a row may go without an answer: it has responses, and nobody named the answer's field."""
+        return self.answer == ANSWER and bool(self.response_fields())
+
     def fields(self) -> list[str]:
         """All fields that a task is made of."""
         prompt = [self.prompt] if self.template is None else template_fields(self.template)
-        return [*prompt, *(f for f in (self.answer, self.id) if f is not None), *self.metadata]
+        named = [field for field in (self.answer, self.id) if field is not None]
+        return [*prompt, *named, *self.response_fields(), *self.metadata]
 
 
 @dataclass
@@ -142,7 +158,7 @@ class Jsonl(Environment[JsonlConfig]):
 
     def _open(self, name: str, path: Path) -> Rows:
         columns = dict.fromkeys(field.split(".")[0] for field in self.config.fields())
-        return open_rows(name, path, list(columns), self)
+        return open_rows(name, path, list(columns), self, optional=[ANSWER] if self.config.answer_is_optional else [])
 
     def _digests(self, rows: Rows) -> Iterator[str]:
         """Check every row; yields what identifies its prompt."""
@@ -153,23 +169,44 @@ class Jsonl(Environment[JsonlConfig]):
     def _task(self, path: Path, number: int, row: Row) -> Task:
         config = self.config
         try:
-            answer = None if config.answer is None else look_up(row, config.answer)
+            answer = self._answer(row)
             if answer is not None and config.match != "none":
                 config.value(config.match, "", answer)  # an answer that cannot be compared is found here
+            prompt = self._prompt(row)
             return Task(
                 id=f"{path.stem}:{number}" if config.id is None else str(look_up(row, config.id)),
-                prompt=self._prompt(row),
+                prompt=prompt,
                 answer=answer,
+                responses=[self._response(row, field, prompt) for field in config.response_fields()],
                 metadata={"row": number, **{name: look_up(row, name) for name in config.metadata}},
             )
         except (LookupError, TypeError, ValueError) as error:
             raise RowError(path, number, str(error.args[0] if error.args else error)) from error
 
+    def _answer(self, row: Row) -> Any:
+        if self.config.answer is None or (self.config.answer_is_optional and ANSWER not in row):
+            return None
+        return look_up(row, self.config.answer)
+
+    def _response(self, row: Row, field: str, prompt: str | list[Message]) -> str:
+        value = look_up(row, field)
+        if not isinstance(value, list):
+            return checked_text(value, field)
+        before, text = split_conversation(checked_messages(value, field), field)
+        checked_beginning(before, prompt, field)
+        return text
+
     def _prompt(self, row: Row) -> str | list[Message]:
         config = self.config
         prompt = look_up(row, config.prompt) if config.template is None else filled(config.template, row)
         if isinstance(prompt, list):
-            return checked_messages(prompt, config.prompt)
+            messages = checked_messages(prompt, config.prompt)
+            if config.prompt not in config.response_fields():
+                return messages
+            before, _ = split_conversation(messages, config.prompt)  # a whole conversation: its end is the response
+            if not before:
+                raise ValueError(f"{config.prompt!r} has no message before the response, so there is no prompt")
+            return before
         if not isinstance(prompt, str) or not prompt.strip():
             raise ValueError(f"{config.prompt!r} must be a text or a list of messages, not {prompt!r}")
         if not config.chat:
