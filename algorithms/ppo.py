@@ -42,6 +42,7 @@ class PPO(Algorithm[PPOConfig]):
     """Advantages from a critic, clipped losses for policy and values, a KL penalty that may adapt."""
 
     needs = frozenset({"old_logprobs", "values"})
+    reads_step_rewards = True
 
     def __init__(self, config: PPOConfig | None = None) -> None:
         super().__init__(config)
