@@ -81,7 +81,11 @@ class GroupRelative(GroupBaseline[G]):
     def sequence_advantages(self, batch: Batch) -> Tensor:
         """`[B]`: each score, centred within its group and scaled as `scale` says; 0 for a lone one."""
         std = None if self.config.scale == "none" else self.config.scale
-        return F.group_normalise(batch.scores, batch.groups, std=std)
+        return F.group_normalise(self.rewards(batch), batch.groups, std=std)
+
+    def rewards(self, batch: Batch) -> Tensor:
+        """`[B]`: what is normalised, the scores; a subclass may shape them."""
+        return batch.scores
 
 
 def has_spread(scores: Tensor, groups: Tensor) -> Tensor:

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 def play_greedily(run: Run, batch: Batch) -> None:
     """Play the task of each group once, greedily, and give every trajectory of the group its score.
 
-    Sets `greedy_scores` `[B]` (float, 0 where there is no score) and `greedy_scored` `[B]` (bool). What it cost and what
-    came of it is recorded as metrics `greedy/...` and `timing_s/greedy`; its tokens count in the step's throughput.
+    Sets `greedy_scores` `[B]` (float, 0 where there is no score) and `greedy_scored` `[B]` (bool). What it cost and
+    what came of it is recorded as metrics `greedy/...` and `timing_s/greedy`; its tokens count in the step's
+    throughput.
     """
     began = time.monotonic()
     groups = batch.groups.tolist()

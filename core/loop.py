@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rollstock.batch import Batch
+from rollstock.metrics import Metric
 from rollstock.stages import Stages
 
 if TYPE_CHECKING:
@@ -36,8 +37,20 @@ def collect(run: Run, stages: Stages) -> Batch:
         batch = stages.select(batch)
         batch["groups"] = batch.groups + sum(run.config.train.prompts_per_step for _ in kept)  # ids stay apart
         kept.append(batch)
+        run.record({"train/num_rounds": Metric(1.0, 1.0, "sum")})
         if sum(len(set(part.groups.tolist())) for part in kept) >= run.config.train.prompts_per_step:
             break
     whole = Batch.concat([part for part in kept if len(part)] or kept[:1])
+    if len(kept) > 1:
+        whole = first_groups(run, whole)
     run.count_empty(len(whole) == 0)
     return whole
+
+
+def first_groups(run: Run, batch: Batch) -> Batch:
+    """The first `train.prompts_per_step` groups, so that refilling leaves the size of a step as it is; counts the
+    trajectories that are left over."""
+    members = batch.members()[: run.config.train.prompts_per_step]
+    chosen = [index for group in members for index in group]
+    run.record({"train/num_surplus": Metric(len(batch) - len(chosen), 1.0, "sum")})
+    return batch.select(chosen)
