@@ -36,7 +36,7 @@ __all__ = [
     # means over tokens; `aggregate` is the core's own, which divides every loss with it
     "AggregationMode", "aggregate", "masked_mean", "masked_whiten",
     # advantages
-    "GroupStd", "discounted_returns", "gae", "group_normalise", "leave_one_out", "reinforce_pp",
+    "GroupStd", "discounted_returns", "gae", "group_normalise", "leave_one_out", "overlong_penalty", "reinforce_pp",
     # losses
     "KLKind", "WeightLevel", "cispo_loss", "clipped_surrogate", "clipped_value_loss", "gspo_ratio",
     "importance_weights", "kl_estimate", "sapo_loss",
@@ -128,6 +128,18 @@ def leave_one_out(scores: Tensor, groups: Tensor) -> Tensor:
 def reinforce_pp(token_rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
     """REINFORCE++'s advantages [B, T], arXiv:2501.03262: discounted returns, whitened over the whole batch."""
     return masked_whiten(discounted_returns(token_rewards, mask, gamma=gamma), mask)
+
+
+def overlong_penalty(lengths: Tensor, *, limit: int, buffer: int) -> Tensor:
+    """What responses of `lengths` tokens lose, from 0 to 1, of the shape of `lengths`: the soft overlong punishment of
+    DAPO, arXiv:2503.14476, equation 13.
+
+    Nothing up to `limit - buffer` tokens, from there on linearly more, and 1 from `limit` on. Raises ValueError for a
+    buffer below 1 or above the limit, which would punish even empty responses.
+    """
+    if not 1 <= buffer <= limit:
+        raise ValueError(f"overlong_penalty: buffer must be from 1 to the limit of {limit} tokens, got {buffer}")
+    return ((lengths.float() - (limit - buffer)) / buffer).clamp(0, 1)
 
 
 def clipped_surrogate(

@@ -31,7 +31,7 @@ _EPS = 1e-6  # added to the standard deviation
 class PassAtKConfig(ClipOptions, GroupOptions):
     """Options of pass@k training."""
 
-    k: int | None = option(None, "how many tries a prompt has; none: half of its samples", minimum=2)
+    k: int | None = option(None, "how many tries a prompt has; none: half of the samples that it has", minimum=2)
     estimator: Estimator = option(
         "analytic", "what a sample is compared with: all sets of k samples, or its own sets without it"
     )
@@ -41,9 +41,9 @@ class PassAtKConfig(ClipOptions, GroupOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tries > self.group_size:
+        if self.k is not None and self.k > self.group_size:
             raise ValueError(f"k ({self.k}) is more than the samples per prompt (group_size: {self.group_size})")
-        if self.estimator == "analytic" and self.tries == self.group_size:
+        if self.estimator == "analytic" and self.k == self.group_size:
             raise ValueError(
                 f"k is group_size ({self.k}), so that a prompt has one set of k and nothing to compare it with: lower "
                 "k, raise group_size, or choose estimator: leave_one_out"
@@ -51,11 +51,11 @@ class PassAtKConfig(ClipOptions, GroupOptions):
         if self.estimator == "analytic" and self.scale != "none":
             raise ValueError("scale is for estimator: leave_one_out; analytic divides by the deviation of sets of k")
 
-    @property
-    def tries(self) -> int:
-        """k, as the options have it; leaving one out takes two."""
-        least = 1 if self.estimator == "analytic" else 2
-        return max(least, self.group_size // 2) if self.k is None else self.k
+    def tries(self, size: int) -> int:
+        """k for a group of `size` samples: at most `size`, and where sets are compared, less."""
+        if self.estimator == "analytic":
+            return max(1, size // 2) if self.k is None else min(self.k, size - 1)
+        return max(2, size // 2) if self.k is None else min(self.k, size)
 
 
 class PassAtK(GroupRelative[PassAtKConfig]):
@@ -64,13 +64,12 @@ class PassAtK(GroupRelative[PassAtKConfig]):
     def sequence_advantages(self, batch: Batch) -> Tensor:
         """`[B]`, group by group."""
         advantages = torch.zeros_like(batch.scores)
-        analytic = self.config.estimator == "analytic"
         for members in batch.members():
             scores = batch.scores[members]
-            k = min(self.config.tries, len(members) - 1 if analytic else len(members))
-            if k < 1 or bool((scores == scores[0]).all()):
+            if bool((scores == scores[0]).all()):
                 continue
-            if analytic:
+            k = self.config.tries(len(members))
+            if self.config.estimator == "analytic":
                 advantages[members] = lead_of_sets(scores, k)
             else:
                 advantages[members] = loss_without(scores, k) / self._divisor(scores)

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
-from rollstock import Algorithm, Batch, Head, Loss, Metric, Metrics, MicroBatch, hookimpl, merge_metrics, option
+from rollstock import Batch, Head, Loss, MicroBatch, hookimpl, merge_metrics, option
 from rollstock.algorithms import functional as F
-from rollstock.algorithms.functional import KLKind
-from rollstock.algorithms.kl_control import KLController, KLControlOptions
-from rollstock.algorithms.policy_loss import ClipOptions, clipped_loss, term_columns, term_outputs, token_rewards
+from rollstock.algorithms.kl_control import KLPenalised, KLPenaltyOptions
+from rollstock.algorithms.policy_loss import ClipOptions, clipped_loss
 
 
 @dataclass(kw_only=True)
-class PPOConfig(ClipOptions, KLControlOptions):
+class PPOConfig(ClipOptions, KLPenaltyOptions):
     """Options of PPO."""
 
     group_size: int = option(1, "samples per prompt", minimum=1)
@@ -35,27 +33,12 @@ class PPOConfig(ClipOptions, KLControlOptions):
     gamma: float = option(1.0, "discount of a token's successors", minimum=0, maximum=1)
     lam: float = option(0.95, "lambda of generalised advantage estimation", minimum=0, maximum=1)
     whiten: bool = option(True, "scale advantages to unit variance, around 0, over the batch")
-    kl_reward_kind: KLKind = option("k1", "estimator of the KL penalty in the reward")
 
 
-class PPO(Algorithm[PPOConfig]):
+class PPO(KLPenalised[PPOConfig]):
     """Advantages from a critic, clipped losses for policy and values, a KL penalty that may adapt."""
 
     needs = frozenset({"old_logprobs", "values"})
-    reads_step_rewards = True
-
-    def __init__(self, config: PPOConfig | None = None) -> None:
-        super().__init__(config)
-        self.kl_controller = KLController(self.config)
-
-    def needed_columns(self) -> Set[str]:
-        """The reference model's log-probs only if a KL term is on."""
-        penalty = {"ref_logprobs"} if self.config.kl_reward_coef else set()
-        return self.needs | term_columns(self.config) | penalty
-
-    def early_columns(self) -> Set[str]:
-        """The penalty in the reward compares the old log-probs with the reference's before any update."""
-        return frozenset({"old_logprobs"}) if self.config.kl_reward_coef else frozenset()
 
     def actor_head(self) -> Head:
         """On a shared backbone, both."""
@@ -63,15 +46,11 @@ class PPO(Algorithm[PPOConfig]):
 
     def training_outputs(self) -> Set[str]:
         """The entropy only if the loss has a bonus for it, the values only on a shared backbone."""
-        return term_outputs(self.config) | ({"values"} if self.config.shared_backbone else set())
+        return super().training_outputs() | ({"values"} if self.config.shared_backbone else set())
 
     def advantages(self, batch: Batch) -> Mapping[str, Tensor]:
         """`advantages`, and `returns` for the critic, both `[B, T]`."""
-        mask = batch.mask
-        rewards = token_rewards(batch)
-        if self.config.kl_reward_coef:
-            kl = F.kl_estimate(batch.old_logprobs, batch.ref_logprobs, kind=self.config.kl_reward_kind)
-            rewards = rewards - self.kl_controller.coefficient * kl * mask
+        mask, rewards = batch.mask, self.penalised_rewards(batch)
         advantages, returns = F.gae(rewards, batch.values, mask, gamma=self.config.gamma, lam=self.config.lam)
         return {
             "advantages": F.masked_whiten(advantages, mask) if self.config.whiten else advantages,
@@ -95,26 +74,6 @@ class PPO(Algorithm[PPOConfig]):
             "critic/vf_error": micro.mean((micro.values - micro.returns).abs()),
         }
         return micro.loss(self.config.value_coef * losses, metrics, name="critic/vf_loss")
-
-    def after_update(self, batch: Batch, metrics: Mapping[str, Metric]) -> Metrics:
-        """Adapt the coefficient of the KL penalty to the divergence of this step's responses."""
-        if not self.config.kl_reward_coef or len(batch) == 0:
-            return {}
-        kl = F.kl_estimate(batch.old_logprobs, batch.ref_logprobs, kind="k1") * batch.mask
-        measured = float(kl.sum(dim=1).mean())
-        self.kl_controller.update(measured, len(batch))
-        return {
-            "actor/kl_reward": Metric(measured, len(batch)),
-            "actor/kl_coef": Metric(self.kl_controller.coefficient, 1.0, "last"),
-        }
-
-    def state(self) -> dict[str, Any]:
-        """The adaptive KL coefficient."""
-        return self.kl_controller.state()
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` gave."""
-        self.kl_controller.load_state(dict(state))
 
 
 @hookimpl

@@ -86,6 +86,20 @@ def columns_of(batch: Batch, *, seed: int = 0) -> dict[str, Tensor]:
     return {name: torch.where(mask, value, 0.0) for name, value in found.items()}
 
 
+def greedy_columns_of(batch: Batch, *, seed: int = 0) -> dict[str, Tensor]:
+    """What the greedy responses to the tasks of a batch might have scored: `greedy_scores`, 0 or 1 and one a group, and
+    `greedy_scored`, False for the last group where there are several; `[B]`.
+    """
+    members = batch.members()
+    drawn = torch.randint(0, 2, (len(members),), generator=torch.Generator().manual_seed(seed)).float()
+    scores, scored = torch.zeros(len(batch)), torch.ones(len(batch), dtype=torch.bool)
+    for place, group in enumerate(members):
+        scores[group] = drawn[place]
+    if len(members) > 1:
+        scores[members[-1]], scored[members[-1]] = 0.0, False
+    return {"greedy_scores": scores, "greedy_scored": scored}
+
+
 def insert_observations(batch: Batch, places: Mapping[int, Sequence[int]], *, count: int = 2) -> tuple[Batch, Tensor]:
     """The same batch with `count` masked tokens put in before each of the `places` of a trajectory (`{index:
     places}`; its length is a place too). Token columns get made-up values there.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollstock.columns import ALWAYS, SOURCES
+from rollstock.columns import ALWAYS, PLAYED, SOURCES
 from rollstock.contract import hook_functions
 from rollstock.conversion import to_plain
 from rollstock.errors import PluginError
@@ -144,7 +144,7 @@ def check_columns(case: ExtensionCase) -> None:
     is_set = isinstance(provides, Set) and all(isinstance(name, str) and name for name in provides)
     expect(is_set, f"provides is {provides!r}", mend="a set of column names, such as frozenset({'length_bonus'})")
     assert isinstance(provides, Set)
-    taken = sorted(set(provides) & (ALWAYS | SOURCES.keys()))
+    taken = sorted(set(provides) & (ALWAYS | PLAYED | SOURCES.keys()))
     expect(not taken, f"it provides {', '.join(taken)}, which the core does", mend="choose another name for the column")
 
 

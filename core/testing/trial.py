@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from rollstock.batch import Batch
-from rollstock.columns import ALWAYS, SOURCES
+from rollstock.columns import ALWAYS, PLAYED, SOURCES
 from rollstock.interfaces.algorithm import Algorithm
 from rollstock.metrics import Metrics, merge_metrics
 from rollstock.micro import Loss, MicroBatch, Totals
-from rollstock.testing.batches import columns_of
+from rollstock.testing.batches import columns_of, greedy_columns_of
 from rollstock.testing.kit import expect, fail
 
 RESPONSE_LIMIT = 16
@@ -73,12 +73,12 @@ class Gradients:
 
 def own_columns(algorithm: Algorithm[Any], columns: Columns) -> dict[str, Callable[[Batch], Tensor]]:
     """The columns that no role provides, with what makes them up. ConformanceError if one has nothing."""
-    own = set(algorithm.needed_columns()) - ALWAYS - SOURCES.keys()
+    own = set(algorithm.needed_columns()) - ALWAYS - PLAYED - SOURCES.keys()
     missing = sorted(own - columns.keys())
     if missing:
         fail(
             f"it needs the column {missing[0]!r}, which no role of a run provides",
-            mend=f"is the name right? Roles provide {', '.join(sorted(SOURCES))}; if an extension provides "
+            mend=f"is the name right? Roles provide {', '.join(sorted([*SOURCES, *PLAYED]))}; if an extension provides "
             f"{missing[0]!r}, pass "
             f"the kit made-up values: columns={{{missing[0]!r}: lambda batch: ...}}",
         )
@@ -101,6 +101,9 @@ def prepare(
         made["values"] = torch.where(batch.flat("action_mask"), values, 0.0)
     for name in sorted(needed & made.keys()):
         batch.set_flat(name, made[name])
+    if needed & PLAYED:
+        for name, value in greedy_columns_of(batch, seed=seed).items():
+            batch.set_sequence(name, value)
     for name, make in own_columns(algorithm, columns).items():
         set_column(batch, name, make(batch))
 

@@ -61,8 +61,9 @@ class OverlongPenalty(Extension[OverlongPenaltyConfig]):
 
     def penalty(self, lengths: Tensor, limit: int) -> Tensor:
         """[B] float32, at least 0: what responses of `lengths` tokens ([B]) lose."""
-        over = (lengths.float() - (limit - self.config.buffer)) / self.config.buffer
-        return self.config.scale * over.clamp(0, 1)
+        from rollstock.algorithms.functional import overlong_penalty  # here, so that listing plugins needs no torch
+
+        return self.config.scale * overlong_penalty(lengths, limit=limit, buffer=self.config.buffer)
 
     def _limit(self, run: Run) -> int:
         return run.sampling.max_new_tokens if self.config.limit is None else self.config.limit

@@ -24,6 +24,7 @@ SIGNATURES = {
     "discounted_returns": "(rewards, mask, *, gamma)",
     "group_normalise": "(scores, groups, *, std='unbiased', eps=1e-06)",
     "leave_one_out": "(scores, groups)",
+    "overlong_penalty": "(lengths, *, limit, buffer)",
     "reinforce_pp": "(token_rewards, mask, *, gamma)",
     "kl_estimate": "(logprobs, ref_logprobs, *, kind)",
     "clipped_surrogate": "(logprobs, old_logprobs, advantages, *, eps_low, eps_high, dual_clip=None)",
