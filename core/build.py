@@ -147,6 +147,7 @@ def sampling_of(config: RunConfig, tokenizer: Any) -> Sampling:
         top_p=chosen.top_p,
         top_k=chosen.top_k,
         max_new_tokens=chosen.max_new_tokens,
+        min_new_tokens=chosen.min_new_tokens,
         stop=tuple(chosen.stop),
         stop_token_ids=tuple(dict.fromkeys([*end_ids(tokenizer), *chosen.stop_token_ids])),
     )

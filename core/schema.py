@@ -44,6 +44,7 @@ class SamplingSection:
     )
     top_k: int = option(0, "keep this many of the likeliest tokens; 0 is off", minimum=0)
     max_new_tokens: int = option(64, "tokens that the policy may choose in an episode", minimum=1)
+    min_new_tokens: int = option(0, "tokens of a response before an end is allowed", minimum=0)
     max_prompt_tokens: int | None = option(None, "longest prompt, in tokens; none: what the model can read", minimum=1)
     stop: list[str] = option([], "texts that end a response, and stay in it")
     stop_token_ids: list[int] = option([], "token ids that end a response, besides the model's own", minimum=0)
@@ -56,6 +57,10 @@ class SamplingSection:
             raise ValueError("`top_p` 0 would keep no token: it must be above 0, and 1 is off")
         if "" in self.stop:
             raise ValueError("`stop` has an empty text, which would end every response before it begins")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"`min_new_tokens` {self.min_new_tokens} is more than `max_new_tokens` {self.max_new_tokens}"
+            )
 
 
 @dataclass(kw_only=True)

@@ -74,6 +74,7 @@ def run_batch(
     rows_of_prompts = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(device)
     logits = decoder.start([group.prompt for group in groups], counts, steps)[rows_of_prompts]
     alive = record.alive.to(device)
+    ends = (rules.flags == STOP_ID).nonzero()[:, 0]
     for step in range(steps):
         tokens, logprobs = choose(
             logits,
@@ -81,10 +82,11 @@ def run_batch(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
+            forbidden=ends if step < sampling.min_new_tokens else None,
         )
         record.tokens[step, alive] = tokens
         record.logprobs[step, alive] = logprobs
-        flags = rules.flags[tokens]
+        flags = rules.flags[tokens] if step >= sampling.min_new_tokens else torch.zeros_like(tokens)
         at_limit = limit[record.alive] <= step + 1
         if bool(at_limit.any()) or bool(flags.any()):
             rows = _still_running(record, step, tokens, flags, at_limit, rules)

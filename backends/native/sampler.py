@@ -14,22 +14,32 @@ _FIRST_SORT = 1024  # how many of the most probable tokens top-p looks at before
 
 
 def choose(
-    logits: Tensor, uniform: Tensor, *, temperature: float, top_k: int = 0, top_p: float = 1.0
+    logits: Tensor,
+    uniform: Tensor,
+    *,
+    temperature: float,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    forbidden: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Choose a token in every row; returns token ids `[B]` int64 and their log-probs `[B]` float32, in nats.
 
     logits: `[B, V]`; uniform: `[B]` in [0, 1). The log-probs are those of the whole distribution at `temperature`,
-    before top-k and top-p cut it, because that is what a trainer recomputes. Temperature 0 takes the most probable
+    before anything cut it, because that is what a trainer recomputes. Temperature 0 takes the most probable
     token and reports its log-prob at temperature 1. top_k 0 and top_p 1 cut nothing; top-p applies to what top-k
-    leaves, renormalised.
+    leaves, renormalised. `forbidden`, token ids `[n]`, are never chosen; the other cuts see what they leave.
     """
     logits = logits.float()
     if temperature == 0:
-        tokens = logits.argmax(dim=-1)
+        tokens = (logits if forbidden is None else logits.index_fill(1, forbidden, -torch.inf)).argmax(dim=-1)
         return tokens, _pick(logits, tokens) - logits.logsumexp(dim=-1)
     if temperature != 1:
         logits = logits / temperature
     probs = torch.softmax(logits, dim=-1)
+    if forbidden is not None:  # all of the mass may be theirs, so that nothing of the others is left in `probs`
+        allowed = torch.softmax(logits.index_fill(1, forbidden, -torch.inf), dim=-1)
+        tokens = invert(truncate(allowed, top_k=top_k, top_p=top_p), uniform)
+        return tokens, _pick(logits, tokens) - logits.logsumexp(dim=-1)
     tokens = invert(truncate(probs, top_k=top_k, top_p=top_p), uniform)
     return tokens, _pick(probs, tokens).log()
 

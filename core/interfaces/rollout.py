@@ -22,13 +22,15 @@ class Sampling:
     """How tokens are chosen. temperature 0 is greedy; top_p 1 and top_k 0 are off.
 
     stop: strings that end a response when they appear in its decoded text (they stay in it); stop_token_ids: ids that
-    do, the model's end-of-sequence ids always among them.
+    do, the model's end-of-sequence ids always among them. min_new_tokens: until a response has so many, no stop id is
+    chosen and no stop string ends it; its log-probs are those of the distribution before that cut.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_new_tokens: int = 64
+    min_new_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
 

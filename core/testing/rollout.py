@@ -123,6 +123,7 @@ def check_logprobs(case: RolloutCase) -> None:
         "top_k 3": Sampling(max_new_tokens=MAX_NEW_TOKENS, top_k=3),
         "top_p 0.6": Sampling(max_new_tokens=MAX_NEW_TOKENS, temperature=1.3, top_p=0.6),
         "greedy": Sampling(max_new_tokens=MAX_NEW_TOKENS, temperature=0.0),
+        "min_new_tokens 3": Sampling(max_new_tokens=MAX_NEW_TOKENS, min_new_tokens=3, stop_token_ids=(1, 2, 3)),
     }.items():
         asked = requests()
         for request, found in zip(asked, engine.generate(asked, sampling).completions, strict=True):
@@ -228,8 +229,10 @@ def check_stop_ids(case: RolloutCase) -> None:
     index, place = next((i, 2) for i, tokens in enumerate(free) if len(tokens) > 3)
     stop = free[index][place]
     sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS, stop_token_ids=(stop,))
-    mend = "look for `sampling.stop_token_ids` besides the model's own end ids; keep the id as the last token, with "
-    "reason `stop`"
+    mend = (
+        "look for `sampling.stop_token_ids` besides the model's own end ids; keep the id as the last token, with "
+        "reason `stop`"
+    )
     for before, found in zip(free, engine.generate(asked, sampling).completions, strict=True):
         end = before.index(stop) + 1 if stop in before else len(before)
         expect(
@@ -239,6 +242,21 @@ def check_stop_ids(case: RolloutCase) -> None:
         )
         if stop in before:
             expect(found.finish_reason == "stop", f"it ends with reason {found.finish_reason!r}", mend=mend)
+
+
+def check_min_new_tokens(case: RolloutCase) -> None:
+    """Until a response has `min_new_tokens`, no stop id is chosen."""
+    engine = case.make()
+    asked = requests()
+    free = [found.tokens for found in engine.generate(asked, Sampling(max_new_tokens=MAX_NEW_TOKENS)).completions]
+    stops = tuple({tokens[0] for tokens in free if tokens})
+    sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS, min_new_tokens=2, stop_token_ids=stops)
+    for found in engine.generate(asked, sampling).completions:
+        expect(
+            not set(found.tokens[:2]) & set(stops),
+            f"with min_new_tokens 2, a response began with {found.tokens[:2]}, of which some are the stop ids {stops}",
+            mend="give stop ids a weight of 0 while a response has fewer than `sampling.min_new_tokens` tokens",
+        )
 
 
 def check_stop_strings(case: RolloutCase) -> None:
@@ -300,6 +318,7 @@ CHECKS = (
     check_seeds,
     check_distribution,
     check_stop_ids,
+    check_min_new_tokens,
     check_stop_strings,
     *WEIGHTS,
     check_refusals,

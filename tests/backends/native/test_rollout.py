@@ -197,6 +197,22 @@ def test_a_stop_id_ends_a_response_and_stays_in_it(make_engine: Callable[..., Na
     assert any(completion.finish_reason == "stop" for completion in stopped)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_end_is_chosen_before_a_response_has_the_tokens_asked_for(
+    make_engine: Callable[..., Native], requests_of: Requests, temperature: float
+) -> None:
+    engine = make_engine()
+    free = engine.generate(requests_of(4), Sampling(max_new_tokens=30, temperature=temperature)).completions
+    stops = tuple({done.tokens[0] for done in free})  # each would end a response at once
+    done = engine.generate(
+        requests_of(4),
+        Sampling(max_new_tokens=30, min_new_tokens=3, temperature=temperature, stop_token_ids=stops),
+    ).completions
+    assert all(not set(found.tokens[:3]) & set(stops) for found in done)
+    assert all(len(found.tokens) >= 4 or found.finish_reason == "length" for found in done)
+    assert temperature == 0 or "stop" in {found.finish_reason for found in done}
+
+
 def test_the_end_of_sequence_id_ends_a_response_even_if_it_pads_and_comes_first(
     make_engine: Callable[..., Native], make_spec: Callable[..., ModelSpec], requests_of: Requests
 ) -> None:

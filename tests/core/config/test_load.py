@@ -127,6 +127,11 @@ def test_values_may_refer_to_others_and_to_the_environment(load, monkeypatch) ->
         ("device: 3\n", [], r"demo\.yaml:5: device must be a plugin's name or a mapping with one, not 3"),
         ("sampling: {top_p: 0}\n", [], r"demo\.yaml:5: sampling is not valid: `top_p` 0 would keep no token"),
         ("sampling: {stop: ['']}\n", [], r"sampling is not valid: `stop` has an empty text"),
+        (
+            "sampling: {min_new_tokens: 9, max_new_tokens: 8}\n",
+            [],
+            r"sampling is not valid: `min_new_tokens` 9 is more than `max_new_tokens` 8",
+        ),
         ("evaluation: {greedy: false, samples: 0}\n", [], r"evaluation is not valid: there is nothing to evaluate"),
         ("sampling:\n  overlong_prompt: skp\n", [], r"demo\.yaml:6: .* Did you mean 'skip'"),
         (

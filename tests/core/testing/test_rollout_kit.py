@@ -108,6 +108,11 @@ class IgnoresStopIds(Changed):
         return dataclasses.replace(sampling, stop_token_ids=())
 
 
+class StopsEarly(Changed):
+    def sampled(self, sampling: Sampling) -> Sampling:
+        return dataclasses.replace(sampling, min_new_tokens=0)
+
+
 class IgnoresStopStrings(Changed):
     def sampled(self, sampling: Sampling) -> Sampling:
         return dataclasses.replace(sampling, stop=())
@@ -210,6 +215,7 @@ WRONG: list[tuple[type[Rollout[Any]], str, str]] = [
     (IgnoresTopP, "distribution", "top_p 0.7"),
     (FewSeeds, "distribution", "total variation"),
     (IgnoresStopIds, "stop_ids", "stop id"),
+    (StopsEarly, "min_new_tokens", "stop ids"),
     (IgnoresStopStrings, "stop_strings", "stop string"),
     (ForgetsTheVersion, "fingerprint", "version 4"),
     (FingerprintOfTheFirst, "fingerprint", "second load"),
