@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rollstock.batch import Batch
-from rollstock.columns import SOURCES
+from rollstock.columns import PLAYED, SOURCES
 from rollstock.config.file import ConfigFile
 from rollstock.config.load import config_from_values
 from rollstock.interfaces.algorithm import Algorithm
@@ -63,8 +63,8 @@ def check_options(case: AlgorithmCase) -> None:
 
 
 def check_declarations(case: AlgorithmCase) -> None:
-    """Needed and early columns, model outputs, samples per prompt and refill rounds are of the right type and fit
-    together."""
+    """Needed and early columns, model outputs, samples per prompt, refill rounds and what is offline are of the right
+    type and fit together."""
     algorithm = case.make()
     for name in ("needs", "early", "trains_with"):
         _names(getattr(algorithm, name), name)
@@ -89,6 +89,18 @@ def check_declarations(case: AlgorithmCase) -> None:
         expect(
             isinstance(value, int) and value >= least, f"{name} is {value!r}", mend=f"a whole number, at least {least}"
         )
+    for name in ("offline", "whole_groups"):
+        expect(
+            isinstance(getattr(algorithm, name), bool), f"{name} is {getattr(algorithm, name)!r}", mend="True or False"
+        )
+    if algorithm.offline:
+        played = sorted(needed & PLAYED)
+        expect(
+            not algorithm.refill_rounds and not played,
+            "it is offline, so nothing is played, and asks for "
+            + (f"the columns {', '.join(played)}" if played else f"{algorithm.refill_rounds} refill rounds"),
+            mend="leave `refill_rounds` at 0, and the columns of greedy playing to algorithms that sample",
+        )
 
 
 def check_columns(case: AlgorithmCase) -> None:
@@ -102,7 +114,9 @@ def check_columns(case: AlgorithmCase) -> None:
         give_advantages(algorithm, batch)
         algorithm.select(batch)
         own = set(batch.read)
-        loss = gradients(algorithm.loss, batch, model_outputs(algorithm, batch, drifted(batch)))
+        outputs = model_outputs(algorithm, batch, drifted(batch))
+        batch.read.clear()  # of what the kit itself reads
+        loss = gradients(algorithm.loss, batch, outputs)
         if "values" in algorithm.needed_columns():
             gradients(algorithm.critic_loss, batch, {"values": batch.flat("values")})
         algorithm.after_update(batch, loss.metrics)
@@ -117,11 +131,17 @@ def check_columns(case: AlgorithmCase) -> None:
         "role may be "
         "started for nothing",
     )
+    unknown = sorted(read & {"rollout_logprobs", "versions"})
+    expect(
+        not (algorithm.offline and unknown),
+        f"it is offline and reads {', '.join(map(repr, unknown))}, of responses that no policy of the run sampled",
+        mend="compare with `ref_logprobs`, or with `old_logprobs`",
+    )
 
 
 def _undeclared(algorithm: Algorithm[Any], error: Exception) -> None:
     """Say which declaration is missing; an error about anything else goes on."""
-    for name in sorted({*SOURCES, "entropy", "old_logprobs"}, key=len, reverse=True):
+    for name in sorted({*SOURCES, *PLAYED, "entropy", "old_logprobs"}, key=len, reverse=True):
         if repr(name) not in str(error):
             continue
         if name == "entropy":

@@ -17,8 +17,17 @@ from rollstock.interfaces.algorithm import Algorithm
 from rollstock.metrics import metric_values
 from rollstock.testing.batches import insert_observations, make_trajectory
 from rollstock.testing.case import AlgorithmCase
-from rollstock.testing.kit import expect, fail
-from rollstock.testing.trial import Gradients, drifted, gradients, model_outputs, prepare, set_column, step
+from rollstock.testing.kit import NotApplicable, expect, fail
+from rollstock.testing.trial import (
+    Gradients,
+    RecordingBatch,
+    drifted,
+    gradients,
+    model_outputs,
+    prepare,
+    set_column,
+    step,
+)
 
 RTOL, ATOL = 1e-4, 1e-6
 _MASK = "multiply by `mask`, and average with masked sums, never with `.mean()` or `.shape`"
@@ -30,20 +39,12 @@ def check_slicing(case: AlgorithmCase) -> None:
     batch = step(algorithm, case.batch(), case.columns)
     outputs = model_outputs(algorithm, batch, drifted(batch))
     whole = gradients(algorithm.loss, batch, outputs)
-    size = len(batch)
-    shuffled = torch.randperm(size, generator=torch.Generator().manual_seed(0)).tolist()
-    cuts: dict[str, Sequence[Sequence[int]]] = {
-        "two halves": [range(size // 2), range(size // 2, size)],
-        "single trajectories": [[i] for i in range(size)],
-        "shuffled thirds": [shuffled[k::3] for k in range(3)],
-        "the reverse order": [range(size - 1, -1, -1)],
-    }
     mend = (
         "reduce through `micro.loss(losses)`, which divides by the counts of the whole mini-batch, never by those of "
-        "the slice; "
-        "statistics over trajectories belong in `advantages`"
+        "the slice; statistics over trajectories belong in `advantages`; a loss that compares the trajectories of a "
+        "group sets `whole_groups` and reduces through `micro.group_loss`"
     )
-    for name, slices in cuts.items():
+    for name, slices in _cuts(batch, whole_groups=algorithm.whole_groups).items():
         parts = gradients(algorithm.loss, batch, outputs, slices=slices)
         expect(
             _close(parts.loss, whole.loss),
@@ -58,6 +59,21 @@ def check_slicing(case: AlgorithmCase) -> None:
                 mend=mend,
             )
         _check_metrics(parts, whole, name)
+
+
+def _cuts(batch: Batch, *, whole_groups: bool) -> dict[str, list[list[int]]]:
+    """Ways to cut a batch; only between groups where the algorithm asks for that."""
+    units = batch.members() if whole_groups else [[i] for i in range(len(batch))]
+    size = len(units)
+    shuffled = torch.randperm(size, generator=torch.Generator().manual_seed(0)).tolist()
+    cuts: dict[str, Sequence[Sequence[int]]] = {
+        "two halves": [range(size // 2), range(size // 2, size)],
+        "single groups" if whole_groups else "single trajectories": [[i] for i in range(size)],
+        "shuffled thirds": [shuffled[k::3] for k in range(3)],
+        "the reverse order": [range(size - 1, -1, -1)],
+    }
+    # The members of a group change places as well: which is first must not matter.
+    return {name: [[i for unit in part for i in units[unit][::-1]] for part in cut] for name, cut in cuts.items()}
 
 
 def _check_metrics(parts: Gradients, whole: Gradients, name: str) -> None:
@@ -213,6 +229,8 @@ def check_direction(case: AlgorithmCase) -> None:
     mask = batch.flat("action_mask")
     if "ref_logprobs" in batch:  # so that a KL term pulls nowhere
         batch.set_flat("ref_logprobs", batch.flat("rollout_logprobs"))
+    if algorithm.offline and not _reads_advantages(algorithm, batch):
+        raise NotApplicable("an offline loss without advantages compares responses: see the check `preference`")
     for sign in (1.0, -1.0):
         batch.set_flat("advantages", torch.where(mask, sign, 0.0))
         outputs = model_outputs(algorithm, batch, batch.flat("rollout_logprobs"))
@@ -223,6 +241,13 @@ def check_direction(case: AlgorithmCase) -> None:
             f"{'lowers' if sign > 0 else 'raises'} log-probs",
             mend="the sign: a policy loss is minus the advantage times the (ratio of the) probability",
         )
+
+
+def _reads_advantages(algorithm: Algorithm[Any], batch: Batch) -> bool:
+    outputs = model_outputs(algorithm, batch, batch.flat("rollout_logprobs"))
+    watched = RecordingBatch.of(batch)
+    gradients(algorithm.loss, watched, outputs)
+    return "advantages" in watched.read
 
 
 def check_preference(case: AlgorithmCase) -> None:
