@@ -30,6 +30,7 @@ from rollstock import (
     fingerprint,
     merge_metrics,
 )
+from rollstock.backends.classification import classifier_config, saved_score_weight, score_weight_name
 from rollstock.backends.models import build_model, checkpoint_weights
 from rollstock.backends.torch import lora
 from rollstock.backends.torch.check import check_network
@@ -48,6 +49,7 @@ class TorchBackend(Backend[TorchConfig]):
     """Holds one model on one device."""
 
     _network: Network
+    _score_name: str
     _optimizer: Optimizer | None
     _device: Device[Any]
 
@@ -55,9 +57,12 @@ class TorchBackend(Backend[TorchConfig]):
         """See `Backend.setup`. A model that gives other results packed than alone is refused here."""
         self._device = device
         built = build_model(model)
+        self._score_name = score_weight_name(built) if model.head == "score" else ""
         if trainable and self.config.lora.rank:
             lora.add_adapters(built, self.config.lora, derive_seed(model.seed, "lora"))
         network = Network(built, head=model.head, logits_bytes=self.config.logits_memory_mib << 20)
+        if model.head == "score" and model.path is not None:
+            network.start_head(saved_score_weight(Path(model.path).expanduser(), self._score_name))
         network.to(device.torch_device())
         check_network(network, share_prompts=self.config.share_prompts)
         if not trainable:
@@ -138,17 +143,22 @@ class TorchBackend(Backend[TorchConfig]):
         """See `Backend.save_config`."""
         path.mkdir(parents=True, exist_ok=True)
         model = self._network.model
-        config = type(model.config).from_dict(model.config.to_dict())
-        config.architectures = [type(model).__name__]
+        is_reward_model = self._network.head == "score"
+        config = classifier_config(model) if is_reward_model else type(model.config).from_dict(model.config.to_dict())
+        if not is_reward_model:
+            config.architectures = [type(model).__name__]
         config.dtype = torch.float32
         config.save_pretrained(path)
-        if model.generation_config is not None:
+        if model.generation_config is not None and not is_reward_model:
             model.generation_config.save_pretrained(path)
 
     def export_weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `Backend.export_weights`; needs a backend that is set up, for the shapes of its layers."""
         plain = {name: tensor for name, tensor in tensors.items() if not name.startswith(VALUE_HEAD)}
-        return checkpoint_weights(self._network.model, lora.merge_saved(self._network.model, plain))
+        weights = checkpoint_weights(self._network.model, lora.merge_saved(self._network.model, plain))
+        if self._score_name:
+            weights[self._score_name] = tensors[f"{VALUE_HEAD}weight"]
+        return weights
 
     def close(self) -> None:
         """See `Backend.close`."""

@@ -109,6 +109,13 @@ class Network(nn.Module):
             attention.LAYOUT: layout,
         }
 
+    @torch.no_grad()
+    def start_head(self, weight: Tensor | None) -> None:
+        """Let the scalar head start from `weight` [1, hidden]; None leaves it at 0."""
+        if weight is not None:
+            assert self.value_head is not None
+            self.value_head.weight.copy_(weight)
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight, tied ones once: the model's by their transformers names, those of a scalar head as
         `value_head.*`."""
