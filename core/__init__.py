@@ -54,7 +54,6 @@ _HOMES: dict[str, str] = {
     "Rollout": "interfaces.rollout",
     "Sampling": "interfaces.rollout",
     "Router": "interfaces.router",
-    "Routing": "interfaces.router",
     "Scheduler": "interfaces.scheduler",
     "WorkerLoad": "interfaces.scheduler",
     "RunInfo": "interfaces.tracker",
@@ -75,6 +74,11 @@ _HOMES: dict[str, str] = {
     "Plugin": "plugin",
     "AggregationMode": "reduction",
     "aggregate": "reduction",
+    "RoutedTokens": "routing",
+    "RouterCall": "routing",
+    "RouterLayer": "routing",
+    "Routing": "routing",
+    "Scoring": "routing",
     "Run": "run",
     "RunConfig": "schema",
     "mask_secrets": "secrets",
@@ -87,9 +91,10 @@ __all__ = [  # in the order of their modules
     "nearest", "suggest", "import_optional", "hookimpl", "Algorithm", "Backend", "BackendState", "Compressor",
     "Payload", "Device", "Memory", "Environment", "Message", "Sample", "Split", "Task", "Executor", "WorkerGroup",
     "WorkerSpec", "Extension", "HEAD_OUTPUTS", "Head", "ModelSpec", "Reward", "Completion", "GenerationRequest",
-    "GenerationResult", "Rollout", "Sampling", "Router", "Routing", "Scheduler", "WorkerLoad", "RunInfo", "Tracker",
+    "GenerationResult", "Rollout", "Sampling", "Router", "Scheduler", "WorkerLoad", "RunInfo", "Tracker",
     "Transport", "Metric", "Metrics", "merge_metrics", "Loss", "LossFunction", "MicroBatch", "Totals", "REQUIRED", "option",
-    "balanced_partitions", "PLUGIN_API", "NoOptions", "Plugin", "AggregationMode", "aggregate", "Run", "RunConfig",
+    "balanced_partitions", "PLUGIN_API", "NoOptions", "Plugin", "AggregationMode", "aggregate", "RoutedTokens",
+    "RouterCall", "RouterLayer", "Routing", "Scoring", "Run", "RunConfig",
     "mask_secrets", "derive_seed", "fingerprint",
 ]  # fmt: skip
 
@@ -121,7 +126,7 @@ if TYPE_CHECKING:
     from rollstock.interfaces.model import HEAD_OUTPUTS, Head, ModelSpec
     from rollstock.interfaces.reward import Reward
     from rollstock.interfaces.rollout import Completion, GenerationRequest, GenerationResult, Rollout, Sampling
-    from rollstock.interfaces.router import Router, Routing
+    from rollstock.interfaces.router import Router
     from rollstock.interfaces.scheduler import Scheduler, WorkerLoad
     from rollstock.interfaces.tracker import RunInfo, Tracker
     from rollstock.interfaces.transport import Transport
@@ -131,6 +136,7 @@ if TYPE_CHECKING:
     from rollstock.partition import balanced_partitions
     from rollstock.plugin import PLUGIN_API, NoOptions, Plugin
     from rollstock.reduction import AggregationMode, aggregate
+    from rollstock.routing import RoutedTokens, RouterCall, RouterLayer, Routing, Scoring
     from rollstock.run import Run
     from rollstock.schema import RunConfig
     from rollstock.secrets import mask_secrets

@@ -19,10 +19,17 @@ FOLDERS = {
     "plugins": "rollstock.plugins",
 }
 OUTER = [package for folder, package in FOLDERS.items() if folder != "core"]
-# Beyond `from rollstock import ...`: the test kit, what an executor splits calls with, and the shared mathematics.
-OPEN_TO_ALL = {"rollstock.testing", "rollstock.dispatch", "rollstock.algorithms.functional"}
+# Beyond `from rollstock import ...`: the test kit, what an executor splits calls with, what generators and trainers
+# must compute alike, and the shared mathematics.
+OPEN_TO_ALL = {
+    "rollstock.testing",
+    "rollstock.dispatch",
+    "rollstock.routing",
+    "rollstock.uniforms",
+    "rollstock.algorithms.functional",
+}
 # Words that are a plugin's name and much else besides; elsewhere in the core they mean the other thing.
-EVERYDAY_WORDS = {"environment", "none", "torch", "local", "rule", "native", "cpu", "jsonl", "console"}
+EVERYDAY_WORDS = {"environment", "none", "torch", "local", "rule", "native", "cpu", "jsonl", "console", "topk"}
 # Where a concrete plugin may be named in the core: data, in one place each.
 NAMING_PLACES = ("defaults.py", "scaffold/example.py")
 

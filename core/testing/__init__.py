@@ -30,6 +30,7 @@ _HOMES: dict[str, str] = {
     "installed": "install",
     "make_batch": "batches",
     "make_trajectory": "batches",
+    "make_router_call": "router",
     "make_sample": "environment",
     "read_metrics": "runs",
     "tiny_config": "runs",
@@ -41,8 +42,8 @@ _HOMES: dict[str, str] = {
 __all__ = [  # the kits, by kind; their results; what else helps in a test
     "check_algorithm", "check_backend", "check_compressor", "check_device", "check_environment", "check_executor",
     "check_extension", "check_reward", "check_rollout", "check_router", "check_scheduler", "check_tracker",
-    "check_transport", "ConformanceError", "Report", "installed", "make_batch", "make_trajectory", "make_sample",
-    "read_metrics", "tiny_config", "tiny_model", "tiny_run", "tiny_tokenizer",
+    "check_transport", "ConformanceError", "Report", "installed", "make_batch", "make_trajectory", "make_router_call",
+    "make_sample", "read_metrics", "tiny_config", "tiny_model", "tiny_run", "tiny_tokenizer",
 ]  # fmt: skip
 
 
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
     from rollstock.testing.models import tiny_model, tiny_tokenizer
     from rollstock.testing.reward import check_reward
     from rollstock.testing.rollout import check_rollout
-    from rollstock.testing.router import check_router
+    from rollstock.testing.router import check_router, make_router_call
     from rollstock.testing.runs import read_metrics, tiny_config, tiny_run
     from rollstock.testing.scheduler import check_scheduler
     from rollstock.testing.tracker import check_tracker

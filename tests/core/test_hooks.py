@@ -28,6 +28,7 @@ from rollstock import (
     Reward,
     Rollout,
     Router,
+    RouterCall,
     Routing,
     Run,
     Sample,
@@ -43,7 +44,7 @@ from rollstock.interfaces.transport import Buffer
 from rollstock.kinds import KINDS
 from rollstock.launch import resume
 from rollstock.manager import PluginManager
-from rollstock.testing import installed, read_metrics, tiny_run
+from rollstock.testing import installed, make_router_call, read_metrics, tiny_run
 from rollstock.testing.install import provider_module
 
 HOOKS = [name for name in vars(hookspecs) if name.startswith("rollstock_")]
@@ -256,9 +257,9 @@ class ToyReward(Reward[NoOptions]):
 
 
 class ToyRouter(Router[NoOptions]):
-    def route(self, logits: Tensor, *, layer: int, top_k: int, training: bool, normalise: bool) -> Routing:
-        weights, experts = logits.softmax(dim=-1).topk(top_k)
-        return Routing(experts, weights, logits.softmax(dim=-1))
+    def route(self, call: RouterCall) -> Routing:
+        experts = call.choose()
+        return Routing(experts=experts, weights=call.weights(experts))
 
 
 class ToyCompressor(Compressor[NoOptions]):
@@ -338,7 +339,7 @@ def test_a_router_a_compressor_and_a_transport_made_by_name_work(rollstock_manag
         rollstock_manager.add(kind, "toy", provider_module(kind, TOYS[kind], f"toy_{kind}"))
     router = rollstock_manager.create_as(Router, {"name": "toy"})
     logits = torch.tensor([[0.0, 2.0, 1.0]])
-    routing = router.route(logits, layer=0, top_k=2, training=False, normalise=False)
+    routing = router.route(make_router_call(logits, top_k=2))
     assert routing.experts.tolist() == [[1, 2]]
     compressor = rollstock_manager.create_as(Compressor, {"name": "toy"})
     payload = compressor.compress(torch.ones(4), key="weight")

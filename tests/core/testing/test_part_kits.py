@@ -21,6 +21,7 @@ from rollstock import (
     NoOptions,
     Payload,
     Router,
+    RouterCall,
     Routing,
     Run,
     RunError,
@@ -44,87 +45,105 @@ from rollstock.testing import (
 
 
 class Softmax(Router[NoOptions]):
-    """A right router."""
+    """A right router, with a loss of its own."""
 
-    def route(self, logits: Tensor, *, layer: int, top_k: int, training: bool, normalise: bool) -> Routing:
-        probabilities = logits.softmax(dim=-1)
-        weights, experts = probabilities.topk(top_k, dim=-1)
-        return Routing(experts, weights / weights.sum(dim=-1, keepdim=True) if normalise else weights, probabilities)
+    def route(self, call: RouterCall) -> Routing:
+        experts = call.choose()
+        return Routing(experts=experts, weights=call.weights(experts), probabilities=call.probabilities())
+
+    def auxiliary_loss(self, layers: Sequence[Routing], rows: Tensor, num_sequences: int) -> Tensor | None:
+        return torch.stack([squares(routing).sum() for routing in layers]).sum() / num_sequences
+
+
+def squares(routing: Routing) -> Tensor:
+    assert routing.probabilities is not None
+    return routing.probabilities.square()
 
 
 class Changed(Softmax):
     """What the wrong routers below have in common: they change a right routing."""
 
-    def changed(self, found: Routing, logits: Tensor, training: bool) -> Routing:
+    def changed(self, found: Routing, call: RouterCall) -> Routing:
         return found
 
-    def route(self, logits: Tensor, *, layer: int, top_k: int, training: bool, normalise: bool) -> Routing:
-        found = super().route(logits, layer=layer, top_k=top_k, training=training, normalise=normalise)
-        return self.changed(found, logits, training)
+    def route(self, call: RouterCall) -> Routing:
+        return self.changed(super().route(call), call)
 
 
 class OneExpertTwice(Changed):
-    def changed(self, found: Routing, logits: Tensor, training: bool) -> Routing:
-        return Routing(found.experts[:, :1].expand_as(found.experts), found.weights, found.probabilities)
+    def changed(self, found: Routing, call: RouterCall) -> Routing:
+        return dataclasses.replace(found, experts=found.experts[:, :1].expand_as(found.experts))
 
 
 class ExpertsAreFloats(Changed):
-    def changed(self, found: Routing, logits: Tensor, training: bool) -> Routing:
-        return Routing(found.experts.float(), found.weights, found.probabilities)
+    def changed(self, found: Routing, call: RouterCall) -> Routing:
+        return dataclasses.replace(found, experts=found.experts.float())
 
 
 class ProbabilitiesOfTheChosen(Changed):
-    def changed(self, found: Routing, logits: Tensor, training: bool) -> Routing:
-        return Routing(found.experts, found.weights, found.weights)
+    def changed(self, found: Routing, call: RouterCall) -> Routing:
+        return dataclasses.replace(found, probabilities=found.weights)
 
 
 class LogitsAsWeights(Changed):
-    def changed(self, found: Routing, logits: Tensor, training: bool) -> Routing:
-        return Routing(found.experts, logits.gather(1, found.experts), found.probabilities)
+    def changed(self, found: Routing, call: RouterCall) -> Routing:
+        return dataclasses.replace(found, weights=call.logits.gather(1, found.experts))
 
 
 class ProbabilitiesOfHalf(Changed):
-    def changed(self, found: Routing, logits: Tensor, training: bool) -> Routing:
-        return Routing(found.experts, found.weights, found.probabilities / 2)
+    def changed(self, found: Routing, call: RouterCall) -> Routing:
+        return dataclasses.replace(found, probabilities=call.probabilities() / 2)
 
 
-class NeverNormalises(Softmax):
-    def route(self, logits: Tensor, *, layer: int, top_k: int, training: bool, normalise: bool) -> Routing:
-        return super().route(logits, layer=layer, top_k=top_k, training=training, normalise=False)
+class NeverNormalises(Changed):
+    def changed(self, found: Routing, call: RouterCall) -> Routing:
+        return dataclasses.replace(found, weights=call.probabilities().gather(1, found.experts))
 
 
 class Detached(Changed):
-    def changed(self, found: Routing, logits: Tensor, training: bool) -> Routing:
-        return Routing(found.experts, found.weights.detach(), found.probabilities)
+    def changed(self, found: Routing, call: RouterCall) -> Routing:
+        return dataclasses.replace(found, weights=found.weights.detach())
 
 
-class Exponentials(Softmax):
-    def route(self, logits: Tensor, *, layer: int, top_k: int, training: bool, normalise: bool) -> Routing:
-        found = super().route(logits, layer=layer, top_k=top_k, training=training, normalise=normalise)
-        chosen = logits.gather(1, found.experts).exp()
-        return Routing(found.experts, chosen / chosen.sum(dim=-1, keepdim=True), found.probabilities)
+class Exponentials(Changed):
+    def changed(self, found: Routing, call: RouterCall) -> Routing:
+        chosen = call.logits.gather(1, found.experts).exp()
+        scale = call.layer.scoring.scale
+        return dataclasses.replace(found, weights=scale * chosen / chosen.sum(dim=-1, keepdim=True))
 
 
-class DrawsOutsideOfTorch(Softmax):
-    def route(self, logits: Tensor, *, layer: int, top_k: int, training: bool, normalise: bool) -> Routing:
-        noise = torch.tensor([[random.gauss(0, 1) for _ in row] for row in logits.tolist()]).view_as(logits)
-        return super().route(logits + noise, layer=layer, top_k=top_k, training=training, normalise=normalise)
+class DrawsFromTorch(Softmax):
+    def route(self, call: RouterCall) -> Routing:
+        experts = call.choose(call.logits + torch.randn_like(call.logits))
+        return Routing(experts=experts, weights=call.weights(experts))
 
 
 class ComparesTokens(Softmax):
-    def route(self, logits: Tensor, *, layer: int, top_k: int, training: bool, normalise: bool) -> Routing:
-        centred = logits - logits.mean(dim=0) if len(logits) else logits
-        return super().route(centred, layer=layer, top_k=top_k, training=training, normalise=normalise)
+    def route(self, call: RouterCall) -> Routing:
+        centred = call.logits - call.logits.mean(dim=0) if len(call.logits) else call.logits
+        experts = call.choose(centred)
+        return Routing(experts=experts, weights=call.weights(experts))
+
+
+class ForgetsWhatWasCaptured(Softmax):
+    captures = True
+
+
+class AveragesOverTheSlice(Softmax):
+    def auxiliary_loss(self, layers: Sequence[Routing], rows: Tensor, num_sequences: int) -> Tensor | None:
+        return torch.stack([squares(routing).mean() for routing in layers]).sum()
 
 
 class ForgetsItsSchedule(Softmax):
-    calls = 0
+    updates = 0
 
-    def route(self, logits: Tensor, *, layer: int, top_k: int, training: bool, normalise: bool) -> Routing:
-        self.calls += training
-        return super().route(
-            logits / (1 + self.calls), layer=layer, top_k=top_k, training=training, normalise=normalise
-        )
+    def route(self, call: RouterCall) -> Routing:
+        experts = call.choose()
+        return Routing(experts=experts, weights=call.weights(experts, call.logits / (1 + self.updates)))
+
+    def after_update(self, load: Tensor) -> Metrics:
+        self.updates += 1
+        return {}
 
 
 WRONG_ROUTERS: list[tuple[type[Router[Any]], str, str]] = [
@@ -136,8 +155,10 @@ WRONG_ROUTERS: list[tuple[type[Router[Any]], str, str]] = [
     (NeverNormalises, "normalisation", "sum"),
     (Detached, "gradient", "no gradient"),
     (Exponentials, "gradient", "not finite"),
-    (DrawsOutsideOfTorch, "determinism", "torch's generator"),
+    (DrawsFromTorch, "determinism", "call.uniforms"),
     (ComparesTokens, "neighbours", "fewer tokens"),
+    (ForgetsWhatWasCaptured, "capture", "captured experts"),
+    (AveragesOverTheSlice, "auxiliary_loss", "add up"),
     (ForgetsItsSchedule, "state", "schedules"),
 ]
 
@@ -151,7 +172,7 @@ def test_a_wrong_router_is_caught_by_its_check(wrong: type[Router[Any]], check: 
 
 
 def test_a_right_router_passes() -> None:
-    assert check_router(Softmax).skipped == {}
+    assert set(check_router(Softmax).skipped) == {"capture"}
 
 
 class TopTenth(Compressor[NoOptions]):
