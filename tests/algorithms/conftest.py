@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rollstock import Batch, Trajectory
+from rollstock import Batch, MicroBatch, Totals, Trajectory
 
 
 @pytest.fixture
@@ -27,5 +27,17 @@ def make_batch() -> Callable[..., Batch]:
                 for i, mask in enumerate(masks)
             ]
         )
+
+    return make
+
+
+@pytest.fixture
+def make_micro() -> Callable[..., MicroBatch]:
+    """A whole batch as a loss sees it: log-probs `[B, T]` that carry a gradient, and columns `[B, T]`."""
+
+    def make(batch: Batch, logprobs: torch.Tensor, **columns: torch.Tensor) -> MicroBatch:
+        for name, value in columns.items():
+            batch[name] = value
+        return MicroBatch(batch, Totals.of(batch, response_limit=4), {"logprobs": logprobs.requires_grad_()})
 
     return make
