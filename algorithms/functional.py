@@ -203,7 +203,8 @@ def sapo_loss(
     if min(tau_pos, tau_neg) <= 0:
         raise ValueError(f"sapo_loss: temperatures must be above 0, got tau_pos={tau_pos} and tau_neg={tau_neg}")
     advantages = _floating(advantages).detach()
-    tau = torch.where(advantages > 0, tau_pos, tau_neg).to(advantages.dtype)
+    # `where` of two plain numbers would round them to float32, whatever the type of the advantages.
+    tau = torch.where(advantages > 0, advantages.new_tensor(tau_pos), advantages.new_tensor(tau_neg))
     gate = torch.sigmoid(tau * (_ratio(logprobs, old_logprobs, advantages) - 1))
     return -advantages * gate * (4 / tau), (4 * gate * (1 - gate)).detach()
 
