@@ -52,10 +52,11 @@ class KLInReward(Extension[KLInRewardConfig]):
         """A penalty that would be taken twice, or from scores that nobody gives."""
         if algorithm.offline:
             return ["an offline algorithm has no rewards to take a penalty off: leave it out"]
-        if getattr(algorithm.config, "kl_reward_coef", 0):
+        coef = getattr(algorithm.config, "kl_reward_coef", 0)
+        if coef:
             return [
-                f"algorithm {algorithm.plugin_name!r} takes a KL penalty off the reward itself (algorithm.kl_reward_coef: "
-                f"{algorithm.config.kl_reward_coef}), so it would be taken twice: set that to 0, or leave this extension out"
+                f"algorithm.kl_reward_coef: {coef} makes {algorithm.plugin_name!r} take a KL penalty off the reward "
+                "itself, so it would be taken twice: set that to 0, or leave this extension out"
             ]
         return ()
 

@@ -121,9 +121,10 @@ class RewardNormaliser(Extension[RewardNormaliserConfig]):
             return ""
         metadata = batch.metadata[index]["sample"].task.metadata
         if self.config.per not in metadata:
+            known = ", ".join(sorted(metadata)) or "nothing"
             raise RunError(
-                f"extension {self.plugin_name!r}: per: task {batch.task_ids[index]!r} has no {self.config.per!r} in its "
-                f"metadata, which has: {', '.join(sorted(metadata)) or 'nothing'}"
+                f"extension {self.plugin_name!r}: per: the metadata of task {batch.task_ids[index]!r} has no "
+                f"{self.config.per!r}; it has: {known}"
             )
         return str(metadata[self.config.per])
 
