@@ -1,0 +1,247 @@
+"""rollstock's answers, through the same plugin classes and batches as in a run.
+
+For `run.py` and for the tests, which compare them with the peers' stored ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from cases import CLIP, MISMATCH, Case
+from draws import RESPONSE_LIMIT, Columns
+from torch import Tensor
+
+from rollstock import Algorithm, Batch, Extension, Loss, Metrics, MicroBatch, Totals
+from rollstock.algorithms import functional as F
+from rollstock.algorithms.kl_control import KLController, KLControlOptions
+from rollstock.testing.subject import Subject
+
+Results = dict[str, Tensor]
+
+
+def make_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm[Any]:
+    """An installed algorithm, by name, with these options."""
+    subject: Subject[Algorithm[Any]] = Subject(Algorithm, name, options)
+    return subject.make()
+
+
+def make_batch(columns: Columns, *, step_rewards: bool = False) -> Batch:
+    """The drawn numbers as a batch: token columns flat, cut where a response ends."""
+    mask = columns["mask"]
+    places = torch.arange(mask.shape[1])
+    lengths = torch.where(mask, places + 1, 0).amax(1)
+    inside = places < lengths[:, None]
+
+    def flat(name: str) -> Tensor:
+        return columns[name][inside]
+
+    size = len(mask)
+    tokens = {name: flat(name) for name in ("old_logprobs", "ref_logprobs", "rollout_logprobs", "values", "returns")}
+    if step_rewards:
+        tokens["step_rewards"] = flat("step_rewards")
+    return Batch(
+        prompts=[torch.ones(1, dtype=torch.int64)] * size,
+        lengths=lengths,
+        token_columns={
+            "response": flat("tokens"),
+            "action_mask": mask[inside],
+            "versions": torch.zeros(int(inside.sum()), dtype=torch.int64),
+            **tokens,
+        },
+        sequence_columns={
+            "groups": columns["groups"],
+            "scores": columns["scores"],
+            "scored": torch.ones(size, dtype=torch.bool),
+            "greedy_scores": columns["greedy_scores"],
+            "greedy_scored": torch.ones(size, dtype=torch.bool),
+        },
+        task_ids=[""] * size,
+        finish_reasons=["stop"] * size,
+        metadata=[{} for _ in range(size)],
+    )
+
+
+def advantages(columns: Columns, case: Case) -> Results:
+    """What the algorithm makes of the rewards of a batch."""
+    options = dict(case.our_options)
+    batch = make_batch(columns, step_rewards=options.pop("step_rewards", False))
+    found = make_algorithm(case.ours, options).advantages(batch)
+    given = {"advantages": found} if isinstance(found, Tensor) else dict(found)
+    return {name: _widened(x, columns) for name, x in given.items() if name in ("advantages", "returns")}
+
+
+def loss(columns: Columns, case: Case) -> Results:
+    """The policy loss on given advantages, with its gradient by the log-probs."""
+    options = dict(case.our_options)
+    batch = make_batch(columns)
+    drawn = columns["token_advantages"] if options.pop("token_advantages", False) else _spread(columns)
+    batch["advantages"] = drawn[:, : batch.max_length] * batch.mask
+    leaf = "old_logprobs" if options.pop("on_policy", False) else "logprobs"
+    if options.pop("weights", False):
+        batch["token_weights"] = columns["rollout_weights"][:, : batch.max_length]
+    algorithm = make_algorithm(case.ours, options)
+    return _differentiated(algorithm.loss, batch, columns, "logprobs", leaf)
+
+
+def held_back_loss(columns: Columns, case: Case) -> Results:
+    """The loss of a method that chooses tokens once a step, by covariance.
+
+    The peer chooses in its loss, with the log-probs of the moment, so those are what the choice is made with here. The
+    drawn advantages take the place of the group's.
+    """
+    options = dict(case.our_options)
+    drawn = "old_logprobs" if options.pop("on_policy", False) else "logprobs"
+    moment = options.pop("chosen_with", drawn)
+    algorithm = make_algorithm(case.ours, options)
+    vars(algorithm)["sequence_advantages"] = lambda batch: columns["sequence_advantages"]
+    chosen = algorithm.advantages(make_batch({**columns, "old_logprobs": columns[moment]}))
+    assert not isinstance(chosen, Tensor)
+    batch = make_batch(columns)
+    for name, x in chosen.items():
+        batch[name] = x
+    return _differentiated(algorithm.loss, batch, columns, "logprobs", drawn)
+
+
+def dpo(columns: Columns, case: Case) -> Results:
+    """The loss of pairs: the first half of a draw is chosen over the second."""
+    batch = make_batch(columns)
+    pairs = len(batch) // 2
+    batch["groups"] = torch.arange(pairs).repeat(2)
+    batch["scores"] = torch.cat([torch.ones(pairs), torch.zeros(pairs)]).double()
+    return _differentiated(make_algorithm(case.ours, case.our_options).loss, batch, columns, "logprobs", "logprobs")
+
+
+def sft(columns: Columns, case: Case) -> Results:
+    """The loss of demonstrations."""
+    batch = make_batch({**columns, "scores": torch.ones_like(columns["scores"])})
+    algorithm = make_algorithm(case.ours, case.our_options)
+    found = algorithm.advantages(batch)
+    assert isinstance(found, Tensor)
+    batch["advantages"] = found
+    return _differentiated(algorithm.loss, batch, columns, "logprobs", "logprobs")
+
+
+def critic_loss(columns: Columns, case: Case) -> Results:
+    """The critic's loss, with its gradient by the new values."""
+    algorithm = make_algorithm(case.ours, case.our_options)
+    return _differentiated(algorithm.critic_loss, make_batch(columns), columns, "values", "new_values")
+
+
+def rollout_correction(columns: Columns, case: Case) -> Results:
+    """What the extension weights tokens with and measures, and the loss of an algorithm under it."""
+    subject: Subject[Extension[Any]] = Subject(Extension, case.ours, case.our_options)
+    extension: Any = subject.make()
+    batch = make_batch(columns)
+    batch["advantages"] = _spread(columns)[:, : batch.max_length]
+    metrics: Metrics = {}
+    run = SimpleNamespace(record=metrics.update)
+    _through(extension.rollstock_prepare(run, batch))
+    weights = _widened(batch["token_weights"], columns)
+    algorithm = make_algorithm("grpo", {**CLIP, "dual_clip": 3.0, "aggregation": "seq_mean_token_mean"})
+    found: Results = {}
+
+    def update() -> None:
+        found.update(_differentiated(algorithm.loss, batch, columns, "logprobs", "logprobs"))
+
+    _through(extension.rollstock_update(run, batch), update)
+    measured = [metrics[f"rollout_corr/{name}"].value for name in MISMATCH]
+    return {"weights": weights, "metrics": torch.tensor(measured, dtype=torch.float64), **found}
+
+
+def kl_in_reward(columns: Columns, case: Case) -> Results:
+    """Rewards of tokens after a KL penalty, and the divergence that the controller is told."""
+    batch = make_batch(columns)
+    algorithm: Any = make_algorithm(case.ours, case.our_options)
+    rewards = _widened(algorithm.penalised_rewards(batch), columns)
+    measured = algorithm.after_update(batch, {})["actor/kl_reward"].value
+    return {"rewards": rewards, "measured": torch.tensor(measured, dtype=torch.float64)}
+
+
+def _through(hook: Generator[None, Any, Any], inside: Callable[[], None] = lambda: None) -> None:
+    """Run a hook wrapper around `inside`."""
+    next(hook)
+    inside()
+    try:
+        hook.send({})
+    except StopIteration:
+        return
+    raise AssertionError("a hook wrapper yields once")
+
+
+def kl(columns: Columns, case: Case) -> Results:
+    """A KL estimate of each token, with the gradient of their sum."""
+    leaf = columns["logprobs"].clone().requires_grad_()
+    kind: Any = case.ours
+    found = F.kl_estimate(leaf, columns["ref_logprobs"], kind=kind)
+    (gradient,) = torch.autograd.grad(found[columns["mask"]].sum(), leaf)
+    return {"value": found.detach(), "gradient": gradient}
+
+
+def whiten(columns: Columns, case: Case) -> Results:
+    """Whitening over unmasked values."""
+    return {"value": F.masked_whiten(columns["values"], columns["mask"], **case.our_options)}
+
+
+def logits(columns: Columns, case: Case) -> Results:
+    """Log-probs and entropies from logits, with the gradient of a weighted sum of both."""
+    leaf = columns["logits"].clone().requires_grad_()
+    logprobs, entropy = F.logprobs_and_entropy(leaf, columns["tokens"], **case.our_options)
+    total = (columns["values"] * logprobs + columns["returns"] * entropy)[columns["mask"]].sum()
+    (gradient,) = torch.autograd.grad(total, leaf)
+    return {"logprobs": logprobs.detach(), "entropy": entropy.detach(), "gradient": gradient}
+
+
+def controller(columns: Columns, case: Case) -> Results:
+    """The coefficients of the adaptive KL controller, fed with made-up divergences."""
+    options = dict(case.our_options)
+    num_samples = options.pop("num_samples")
+    made = KLController(KLControlOptions(kl_control="horizon", **options))
+    coefficients = []
+    for measured in (10 * columns["margins"]).tolist():
+        made.update(measured, num_samples)
+        coefficients.append(made.coefficient)
+    return {"value": torch.tensor(coefficients, dtype=torch.float64)}
+
+
+def _differentiated(
+    function: Callable[[MicroBatch], Loss], batch: Batch, columns: Columns, output: str, drawn: str
+) -> Results:
+    """The loss of a whole batch, and its gradient by one output of the model, `[B, T]`."""
+    leaf = columns[drawn].clone().requires_grad_()
+    totals = Totals.of(batch, response_limit=RESPONSE_LIMIT)
+    value = function(MicroBatch(batch, totals, {output: leaf[:, : batch.max_length]})).value
+    (gradient,) = torch.autograd.grad(value, leaf)
+    return {"loss": value.detach(), "gradient": gradient}
+
+
+def _spread(columns: Columns) -> Tensor:
+    return columns["sequence_advantages"][:, None] * columns["mask"]
+
+
+def _widened(x: Tensor, columns: Columns) -> Tensor:
+    """`[B, T]` of a batch to the width of the draw."""
+    return torch.nn.functional.pad(x, (0, columns["mask"].shape[1] - x.shape[1]))
+
+
+KINDS: Mapping[str, Callable[[Columns, Case], Results]] = {
+    "advantages": advantages,
+    "loss": loss,
+    "held_back_loss": held_back_loss,
+    "dpo": dpo,
+    "sft": sft,
+    "critic_loss": critic_loss,
+    "kl": kl,
+    "whiten": whiten,
+    "logits": logits,
+    "controller": controller,
+    "rollout_correction": rollout_correction,
+    "kl_in_reward": kl_in_reward,
+}
+
+
+def answer(columns: Columns, case: Case) -> Results:
+    """What rollstock says of one case."""
+    return KINDS[case.kind](columns, case)
