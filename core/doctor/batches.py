@@ -24,10 +24,11 @@ def _batches(config: RunConfig, parts: Parts) -> Iterator[Finding]:
     train, samples = config.train, parts.algorithm.samples_per_prompt
     sequences = train.prompts_per_step * samples
     updates = train.epochs * train.mini_batches
+    each = f"with {samples} of their own responses each" if parts.algorithm.offline else f"x {samples} samples"
     yield Finding(
         "ok",
         "batch",
-        f"{train.prompts_per_step} prompts x {samples} samples = {sequences} trajectories a step, "
+        f"{train.prompts_per_step} prompts {each} = {sequences} trajectories a step, "
         f"{updates} update{'s' if updates > 1 else ''} a step, {train.steps} steps",
     )
     if train.prompts_per_step % train.mini_batches:
@@ -66,6 +67,8 @@ def _batches(config: RunConfig, parts: Parts) -> Iterator[Finding]:
 
 def _sampling(config: RunConfig, parts: Parts) -> Iterator[Finding]:
     sampling = config.sampling
+    if parts.algorithm.offline:
+        return  # nobody samples
     if parts.algorithm.samples_per_prompt > 1 and 0 < sampling.temperature < 0.3:
         yield Finding(
             "warning",

@@ -67,7 +67,7 @@ def _lines(error: RollstockError) -> list[str]:
 
 def _measured(parts: Parts, findings: list[Finding]) -> Lengths:
     try:
-        return measure_prompts(parts.environment, parts.tokenizer)
+        return measure_prompts(parts.environment, parts.tokenizer, parts.algorithm)
     except RollstockError as error:
         notes = "; ".join(getattr(error, "__notes__", []))
         findings.append(Finding("error", "prompts", f"{error}" + (f" ({notes})" if notes else "")))

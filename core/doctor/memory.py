@@ -68,7 +68,7 @@ def estimate(model: ModelFacts, load: Load) -> dict[str, int]:
         "optimizer": 2 * FLOAT * trained,
         "activations": _activations(model, load),
         "logits": _logits(model, load),
-        **_generation(model, load, shares_weights=not rank),
+        **(_generation(model, load, shares_weights=not rank) if "rollout" in load.roles else {}),
         "program": PROGRAM,
     }
     if "reference" in load.roles:

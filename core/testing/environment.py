@@ -114,7 +114,8 @@ def check_sizes(case: EnvironmentCase) -> None:
 
 
 def check_tasks(case: EnvironmentCase) -> None:
-    """A task is plain data, with an id of its own, and a prompt: chat messages, a text, or token ids."""
+    """A task is plain data, with an id of its own, a prompt (chat messages, a text, or token ids), and responses, if it
+    has any, that are texts."""
     environment = case.make()
     for split in SPLITS:
         tasks = case.tasks(environment, split)
@@ -128,6 +129,11 @@ def check_tasks(case: EnvironmentCase) -> None:
                 isinstance(task.id, str) and task.id, f"a task has the id {task.id!r}", mend="ids are texts, not empty"
             )
             _check_prompt(task)
+            expect(
+                isinstance(task.responses, list) and all(isinstance(text, str) and text for text in task.responses),
+                f"the responses of task {task.id!r} are {task.responses!r}",
+                mend="`Task.responses` is a list of texts that are not empty, the best first",
+            )
             check_json(task.answer, f"the answer of task {task.id!r}, which goes into the run's files,")
             expect(
                 pickle.loads(pickle.dumps(task)) == task,

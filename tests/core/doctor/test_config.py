@@ -1,5 +1,6 @@
 """What in a config will hurt is found before it starts, in the config's own words."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,6 +94,36 @@ def test_overlong_prompts_that_are_to_be_skipped_are_a_warning(examine: Examine)
     finding = examine("sampling.max_prompt_tokens=3", "sampling.overlong_prompt=skip")["sampling.max_prompt_tokens"]
     assert finding.severity == "warning"
     assert "left out" in finding.message
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> str:
+    """Overrides that train on pairs, of which one response in ten is a long one."""
+    rows = [{"prompt": f"{n}+1=", "good": "1" * (9 if n % 10 == 0 else 2), "bad": "2"} for n in range(100)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"{{name: jsonl, path: {tmp_path}/pairs.jsonl, chat: false, chosen: good, rejected: bad}}"
+
+
+def test_offline_the_datas_own_responses_are_measured_and_nothing_is_said_of_sampling(
+    examine: Examine, pairs: str
+) -> None:
+    options = ("algorithm=dpo", f"environment={pairs}", "sampling.temperature=0.1", "sampling.top_k=5")
+    found = examine(*options, "sampling.max_new_tokens=10")
+    assert not [finding for finding in found.values() if finding.severity == "error"]
+    assert not {"sampling.temperature", "sampling.top_k"} & found.keys()
+    assert "longest has 10 tokens" in found["responses"].message
+    assert "with 2 of their own responses each" in found["batch"].message
+    assert "key-value cache" not in found["memory of the run"].message
+    short = examine(*options, "sampling.max_new_tokens=4")["sampling.max_new_tokens"]
+    assert short.severity == "warning"
+    assert "10 have more than 4 and are cut" in short.message
+    assert short.advice == "raise it to 10"
+
+
+def test_offline_data_without_responses_is_an_error(examine: Examine) -> None:
+    finding = examine("algorithm=sft")["prompts"]
+    assert finding.severity == "error"
+    assert "holds no responses" in finding.message
 
 
 def test_a_run_without_any_evaluation_is_mentioned(examine: Examine) -> None:

@@ -42,6 +42,14 @@ SPECIAL: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
         {"options": {"kl_reward_coef": 0.1, "kl_control": "horizon", "kl_coef": 0.1, "value_clip": None}},
         {"options": {"kl_reward_coef": 0.1, "kl_control": "ratio", "group_size": 4, "whiten": False, "gamma": 0.9}},
     ],
+    "algorithm:sft": lambda folder: [{}, {"options": {"aggregation": "seq_mean_token_mean"}}],
+    "algorithm:dpo": lambda folder: [
+        {},
+        {"options": {"label_smoothing": 0.2, "sft_coef": 0.3}},
+        {"options": {"kind": "ipo", "average_logprobs": True}},
+        {"options": {"kind": "robust", "label_smoothing": 0.1}},
+        {"options": {"kind": "hinge", "reference_free": True, "average_logprobs": True, "margin": 0.5}},
+    ],
     "backend:torch": lambda folder: [
         {"options": {"learning_rate": 1e-3}},
         {"options": {"learning_rate": 1e-3, "share_prompts": False, "activation_checkpointing": True}},

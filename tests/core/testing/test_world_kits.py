@@ -95,6 +95,11 @@ class AnswerIsASet(Changed):
         return Task(id=task.id, prompt=task.prompt, answer={1, 2})
 
 
+class ResponsesAreOneText(Changed):
+    def changed(self, task: Task, split: Split, index: int) -> Any:
+        return Task(id=task.id, prompt=task.prompt, responses="one")  # type: ignore[arg-type]  # the mistake
+
+
 class CarriesAFunction(Changed):
     def changed(self, task: Task, split: Split, index: int) -> Any:
         return Task(id=task.id, prompt=task.prompt, metadata={"check": lambda text: True})
@@ -198,6 +203,7 @@ WRONG_ENVIRONMENTS: list[tuple[type[Environment[Any]], str, str]] = [
     (EmptyPrompt, "tasks", "is empty"),
     (MessageWithoutRole, "tasks", "message"),
     (AnswerIsASet, "tasks", "JSON"),
+    (ResponsesAreOneText, "tasks", "list of texts"),
     (CarriesAFunction, "tasks", "pickle"),
     (DrawsGlobally, "purity", "derive_seed"),
     (CountsCalls, "purity", "another order"),
