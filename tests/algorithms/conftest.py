@@ -1,11 +1,13 @@
-"""Small batches for tests of algorithms."""
+"""Small batches and configs for tests of algorithms."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
-from rollstock import Batch, MicroBatch, Totals, Trajectory
+from rollstock import Batch, MicroBatch, RunConfig, Totals, Trajectory
+from rollstock.testing import tiny_config
 
 
 @pytest.fixture
@@ -41,3 +43,9 @@ def make_micro() -> Callable[..., MicroBatch]:
         return MicroBatch(batch, Totals.of(batch, response_limit=4), {"logprobs": logprobs.requires_grad_()})
 
     return make
+
+
+@pytest.fixture
+def small_config(tmp_path: Path) -> Callable[..., RunConfig]:
+    """The config of a tiny run, with `path=value` overrides: what `validate` is given."""
+    return lambda *overrides: tiny_config(tmp_path / "run", overrides=overrides)
