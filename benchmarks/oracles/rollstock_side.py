@@ -107,11 +107,27 @@ def held_back_loss(columns: Columns, case: Case) -> Results:
 
 def dpo(columns: Columns, case: Case) -> Results:
     """The loss of pairs: the first half of a draw is chosen over the second."""
+    algorithm = make_algorithm(case.ours, case.our_options)
+    return _differentiated(algorithm.loss, _paired(columns), columns, "logprobs", "logprobs")
+
+
+def _paired(columns: Columns) -> Batch:
     batch = make_batch(columns)
     pairs = len(batch) // 2
     batch["groups"] = torch.arange(pairs).repeat(2)
     batch["scores"] = torch.cat([torch.ones(pairs), torch.zeros(pairs)]).double()
-    return _differentiated(make_algorithm(case.ours, case.our_options).loss, batch, columns, "logprobs", "logprobs")
+    return batch
+
+
+def reward_model(columns: Columns, case: Case) -> Results:
+    """The loss of pairs, with its gradient by what the model says after the last token, `[B]`."""
+    batch = _paired(columns)
+    leaf = columns["heads"].clone().requires_grad_()
+    totals = Totals.of(batch, response_limit=RESPONSE_LIMIT)
+    micro = MicroBatch(batch, totals, {"token_scores": leaf[:, None].expand(batch.mask.shape)})
+    value = make_algorithm(case.ours, case.our_options).loss(micro).value
+    (gradient,) = torch.autograd.grad(value, leaf)
+    return {"loss": value.detach(), "gradient": gradient}
 
 
 def sft(columns: Columns, case: Case) -> Results:
@@ -149,6 +165,11 @@ def rollout_correction(columns: Columns, case: Case) -> Results:
     _through(extension.rollstock_update(run, batch), update)
     measured = [metrics[f"rollout_corr/{name}"].value for name in MISMATCH]
     return {"weights": weights, "metrics": torch.tensor(measured, dtype=torch.float64), **found}
+
+
+def sampler_weights(columns: Columns, case: Case) -> Results:
+    """What the extension weights tokens with, `[B, T]`."""
+    return {"weights": rollout_correction(columns, case)["weights"]}
 
 
 def kl_in_reward(columns: Columns, case: Case) -> Results:
@@ -231,6 +252,7 @@ KINDS: Mapping[str, Callable[[Columns, Case], Results]] = {
     "loss": loss,
     "held_back_loss": held_back_loss,
     "dpo": dpo,
+    "reward_model": reward_model,
     "sft": sft,
     "critic_loss": critic_loss,
     "kl": kl,
@@ -238,6 +260,7 @@ KINDS: Mapping[str, Callable[[Columns, Case], Results]] = {
     "logits": logits,
     "controller": controller,
     "rollout_correction": rollout_correction,
+    "sampler_weights": sampler_weights,
     "kl_in_reward": kl_in_reward,
 }
 

@@ -25,6 +25,7 @@ import verl_cases
 HERE = Path(__file__).resolve().parent
 FIXTURES = HERE.parent.parent / "tests" / "algorithms" / "fixtures"
 CASES = {"verl": verl_cases, "trl": trl_cases}
+NAMES = {"verl": "verl", "trl": "TRL"}
 SEEDS = 10
 
 
@@ -70,7 +71,7 @@ def _ask(peer: str, python: str, source: Path) -> tuple[dict[str, draws.Columns]
 
 def _report(peer: str, version: str, drawn: dict[str, draws.Columns], theirs: dict[str, draws.Columns]) -> float:
     """Print a peer's two tables; returns the largest difference of the first."""
-    label, cases = f"{peer} {version}", CASES[peer]
+    label, cases = f"{NAMES[peer]} {version}", CASES[peer]
     rows = compare.compare(cases.CASES, drawn, theirs, rollstock_side.answer)
     print(f"\n{compare.table(label, rows)}")
     others = compare.compare(cases.DIFFERENT, drawn, theirs, rollstock_side.answer)

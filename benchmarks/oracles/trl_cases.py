@@ -34,6 +34,19 @@ ADVANTAGES = [
     Case("rloo advantages", "advantages", "rloo", "rloo", {"beta": 0.0}, {}, EQUAL),
 ]  # fmt: skip
 
+SAMPLER_WEIGHTS = [
+    Case(f"vllm_importance_sampling_mode, {mode}", "sampler_weights", "grpo", "rollout_correction",
+         {"vllm_importance_sampling_mode": mode, **bounds}, ours, ("plain",))
+    for mode, bounds, ours in (
+        ("token_truncate", {"vllm_importance_sampling_clip_max": 1.2}, {"level": "token", "cap": 1.2}),
+        ("sequence_truncate", {"vllm_importance_sampling_clip_max": 1.2}, {"level": "sequence", "cap": 1.2}),
+        ("token_mask", {"vllm_importance_sampling_clip_max": 1.2, "vllm_importance_sampling_clip_min": 0.8},
+         {"level": "token", "outside": "mask", "cap": 1.2, "floor": 0.8}),
+        ("sequence_mask", {"vllm_importance_sampling_clip_max": 1.2}, {"level": "sequence", "outside": "mask",
+                                                                      "cap": 1.2}),
+    )
+]  # fmt: skip
+
 PREFERENCES = [
     Case("dpo sigmoid", "dpo", "sigmoid", "dpo", {"beta": 0.1, "loss_type": ["sigmoid"]}, {"beta": 0.1}, FULL),
     Case("dpo ipo", "dpo", "ipo", "dpo", {"beta": 0.1, "loss_type": ["ipo"]},
@@ -46,10 +59,16 @@ PREFERENCES = [
          {"beta": 2.0, "average_logprobs": True}, FULL),
     Case("dpo sigmoid, a tenth of pairs swapped", "dpo", "sigmoid", "dpo",
          {"beta": 0.1, "loss_type": ["sigmoid"], "mix": (0.9, 0.1)}, {"beta": 0.1, "label_smoothing": 0.1}, FULL),
+    Case("reward model", "reward_model", "reward", "reward_model", {}, {}, FULL),
+    Case("reward model, margin", "reward_model", "reward", "reward_model", {"margin": 0.3}, {"margin": 0.3}, FULL),
+    Case("reward model, centred", "reward_model", "reward", "reward_model", {"center_rewards_coefficient": 0.01},
+         {"centre_coef": 0.01}, FULL),
+    Case("reward model, a tenth of pairs swapped", "reward_model", "reward", "reward_model", {"mix": (0.9, 0.1)},
+         {"label_smoothing": 0.1}, FULL),
     Case("sft", "sft", "sft", "sft"),
 ]  # fmt: skip
 
-CASES = [*LOSSES, *ADVANTAGES, *PREFERENCES]
+CASES = [*LOSSES, *ADVANTAGES, *SAMPLER_WEIGHTS, *PREFERENCES]
 
 DIFFERENT = [
     Case("grpo advantages", "advantages", "grpo", "grpo", {"scale_rewards": "group"}, {}, ("plain", "special"),
@@ -65,6 +84,8 @@ DIFFERENT = [
     Case("dpo ipo, sums of log-probs", "dpo", "ipo", "dpo", {"beta": 0.1, "loss_type": ["ipo"]},
          {"beta": 0.1, "kind": "ipo"}, FULL,
          why="TRL compares means over tokens; here `average_logprobs` does, and the default is the paper's equation"),
+    Case("dpo, with an empty response", "dpo", "sigmoid", "dpo", {"beta": 0.1, "loss_type": ["sigmoid"]}, {"beta": 0.1},
+         ("special",), why="TRL compares with a response without tokens; here such a pair has no loss"),
     Case("dpo with sft", "dpo", "sft", "dpo",
          {"beta": 0.1, "loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]}, {"beta": 0.1, "sft_coef": 0.5},
          FULL, why="TRL averages over all chosen tokens; here each response first, so that pairs count alike"),

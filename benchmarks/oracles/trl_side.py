@@ -160,9 +160,25 @@ def loss(columns: Columns, case: Case) -> Results:
 
 def advantages(columns: Columns, case: Case) -> Results:
     """What a trainer makes of the rewards of responses that are handed to it."""
+    trainer = make_trainer(case.theirs, len(columns["mask"]), **case.options)
+    found = _scored(trainer, columns, case)["advantages"].double()
+    return {"advantages": found[:, None] * columns["mask"]}
+
+
+def sampler_weights(columns: Columns, case: Case) -> Results:
+    """What losses are multiplied by where another engine sampled, `[B, T]`."""
+    mask = columns["mask"]
+    trainer = make_trainer(case.theirs, len(mask), **case.options)
+    trainer.use_vllm = True  # only from here on, so that no engine is started
+    found = _scored(trainer, columns, case)["importance_sampling_ratio"].double()  # [B, T] or [B, 1]
+    width = mask.shape[1] - found.shape[1] if found.shape[1] > 1 else 0
+    return {"weights": torch.nn.functional.pad(found, (0, width)) * mask}
+
+
+def _scored(trainer: Any, columns: Columns, case: Case) -> dict[str, Tensor]:
+    """What a trainer says of responses, if it has generated the drawn ones and rewards are the drawn ones."""
     inside, mask = _inside(columns), columns["mask"]
     size = len(mask)
-    trainer = make_trainer(case.theirs, size, **case.options)
     scores = columns["scores"].tolist()
     trainer.reward_funcs = [lambda completions, **rest: scores]
     trainer.reward_func_names = ["drawn"]
@@ -173,15 +189,16 @@ def advantages(columns: Columns, case: Case) -> Results:
         trainer._generate = lambda given, *rest: (prompts, responses, texts)
     else:
         tool_masks = [row[chosen].long().tolist() for row, chosen in zip(mask, inside, strict=True)]
-        trainer._generate = lambda given, *rest: (prompts, responses, tool_masks, texts, None, {}, None, None)
+        sampled = [row[chosen].tolist() for row, chosen in zip(columns["rollout_logprobs"], inside, strict=True)]
+        trainer._generate = lambda given, *rest: (prompts, responses, tool_masks, texts, sampled, {}, None, None)
     said = {id(trainer.model): columns["old_logprobs"], id(trainer.ref_model): columns["ref_logprobs"]}
     trainer._get_per_token_logps_and_entropies = lambda model, *rest, **more: (
         torch.where(inside, said[id(model)], 0.0)[:, : inside.any(0).sum()],
         None,
         None,
     )
-    found = trainer._generate_and_score_completions([dict(ROWS["policy"]) for _ in range(size)])["advantages"]
-    return {"advantages": found.double()[:, None] * mask}
+    found: dict[str, Tensor] = trainer._generate_and_score_completions([dict(ROWS["policy"]) for _ in range(size)])
+    return found
 
 
 def dpo(columns: Columns, case: Case) -> Results:
@@ -218,17 +235,23 @@ def dpo(columns: Columns, case: Case) -> Results:
 def reward_model(columns: Columns, case: Case) -> Results:
     """The Bradley-Terry loss of pairs, with its gradient by the predicted rewards `[B]`."""
     options = dict(case.options)
-    margin = options.pop("margin", False)
-    trainer = make_trainer("reward", len(columns["heads"]) // 2, **options)
+    margin, (kept, swapped) = options.pop("margin", 0.0), options.pop("mix", (1.0, 0.0))
+    pairs = len(columns["heads"]) // 2
+    trainer = make_trainer("reward", pairs, **options)
     leaf = columns["heads"].clone().requires_grad_()
-    inputs = {"attention_mask": torch.ones(len(leaf), 1, dtype=torch.long)}
-    if margin:
-        inputs["margin"] = columns["margins"]
 
-    def model(**given: Any) -> SimpleNamespace:
-        return SimpleNamespace(logits=leaf[:, None])
+    def one(heads: Tensor) -> Tensor:
+        inputs = {
+            "attention_mask": torch.ones(len(heads), 1, dtype=torch.long),
+            "margin": torch.full((pairs,), margin).double(),
+        }
+        found: Tensor = trainer.compute_loss(lambda **given: SimpleNamespace(logits=heads[:, None]), inputs)
+        return found
 
-    return _with_gradient(trainer.compute_loss(model, inputs), leaf)
+    value = kept * one(leaf)
+    if swapped:
+        value = value + swapped * one(leaf.roll(pairs))
+    return _with_gradient(value, leaf)
 
 
 def sft(columns: Columns, case: Case) -> Results:
@@ -253,6 +276,7 @@ def _with_gradient(value: Tensor, leaf: Tensor) -> Results:
 
 KINDS: Mapping[str, Callable[[Columns, Case], Results]] = {
     "advantages": advantages,
+    "sampler_weights": sampler_weights,
     "loss": loss,
     "dpo": dpo,
     "reward_model": reward_model,

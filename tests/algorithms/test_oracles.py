@@ -96,6 +96,14 @@ def test_what_differs_on_purpose_does_differ_and_says_why(peer: str, case: Case)
     assert case.why
 
 
+@pytest.mark.parametrize(("peer", "case", "draw"), runs("CASES"))
+def test_float32_gives_the_same_to_its_own_precision(peer: str, case: Case, draw: str) -> None:
+    columns = {name: x.float() if x.is_floating_point() else x for name, x in DRAWS[draw].items()}
+    theirs = compare.of_case(case, ANSWERS[peer][draw])
+    gaps = compare.differences(case, rollstock_side.answer(columns, case), theirs, columns["mask"])
+    assert max(gaps.values()) < 1e-5, gaps
+
+
 class TestVerl:
     @pytest.mark.parametrize("name", ["grpo, a group of one", "rloo, a group of one"])
     def test_keeps_the_raw_score_of_a_group_of_one(self, name: str) -> None:
@@ -199,6 +207,15 @@ class TestTRL:
         means, _, _ = both("trl", "dpo ipo", "plain")
         close(means["loss"], theirs["loss"])
         assert abs(float(sums["loss"] - theirs["loss"])) > 10 * TOLERANCE
+
+    def test_a_pair_with_an_empty_response_counts(self) -> None:
+        ours, theirs, columns = both("trl", "dpo, with an empty response", "special")
+        mask = columns["mask"]
+        pairs = len(mask) // 2
+        gaps = torch.where(mask, columns["logprobs"] - columns["ref_logprobs"], 0.0).sum(1)
+        assert not mask[-1].any()
+        lone = -torch.nn.functional.logsigmoid(0.1 * gaps[pairs - 1])
+        close(theirs["loss"] * pairs, ours["loss"] * pairs + lone)
 
     def test_the_sft_term_of_dpo_is_a_mean_over_all_chosen_tokens(self) -> None:
         _, theirs, columns = both("trl", "dpo with sft", "plain")
