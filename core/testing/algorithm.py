@@ -72,17 +72,18 @@ def check_declarations(case: AlgorithmCase) -> None:
     early = _names(algorithm.early_columns(), "early_columns()")
     outputs = _names(algorithm.training_outputs(), "training_outputs()")
     head = algorithm.actor_head()
-    expect(head in HEAD_OUTPUTS, f"actor_head() is {head!r}", mend=f"one of {', '.join(map(repr, HEAD_OUTPUTS))}")
+    expect(head in ("lm", "lm+value", "score"), f"actor_head() is {head!r}", mend="'lm', 'lm+value' or 'score'")
+    main = "token_scores" if head == "score" else "logprobs"
     expect(
         early <= needed,
         f"{sorted(early - needed)} are early columns without being needed",
         mend="name them in `needs` as well: `early` is a part of it",
     )
     expect(
-        outputs <= HEAD_OUTPUTS[head] and "logprobs" in outputs,
+        outputs <= HEAD_OUTPUTS[head] and main in outputs,
         f"the loss asks a model with the head {head!r} for {sorted(outputs)}",
-        mend=f"it gives {', '.join(sorted(HEAD_OUTPUTS[head]))}; the loss of a policy needs `logprobs`, and a critic's "
-        "`values` are a column",
+        mend=f"it gives {', '.join(sorted(HEAD_OUTPUTS[head]))}; the loss of a policy needs `logprobs`, that of a "
+        "reward model `token_scores`, and a critic's `values` are a column",
     )
     for name, least in (("samples_per_prompt", 1), ("refill_rounds", 0)):
         value = getattr(algorithm, name)
@@ -188,9 +189,9 @@ def check_results(case: AlgorithmCase) -> None:
         mend="mind exponentials of large differences, and divisions by 0",
     )
     expect(
-        bool((found.logprobs != 0).any()),
-        "the loss does not depend on the log-probs: its gradient is 0 everywhere",
-        mend="compute it from `micro.logprobs`, without detaching them",
+        bool((found.main != 0).any()),
+        "the loss does not depend on what the model says: its gradient is 0 everywhere",
+        mend="compute it from `micro.logprobs` (a reward model's from `micro.token_scores`), without detaching them",
     )
     _check_metrics(found.metrics, "loss")
     _check_metrics(algorithm.after_update(batch, found.metrics), "after_update")
@@ -235,7 +236,7 @@ def check_determinism(case: AlgorithmCase) -> None:
         results.append((advantages, loss))
     (first, one), (second, other) = results
     expect(
-        torch.equal(first, second) and torch.equal(one.logprobs, other.logprobs),
+        torch.equal(first, second) and torch.equal(one.main, other.main),
         "two instances give different results for one batch",
         mend="draw random numbers from a generator of your own, seeded by `rollstock.derive_seed`, never from "
         "torch's global one",
@@ -282,7 +283,7 @@ def _advance(algorithm: Algorithm[Any], case: AlgorithmCase, *, seed: int) -> tu
     """A whole step, `after_update` included; returns the loss's gradient and the metrics."""
     batch = step(algorithm, case.batch(), case.columns, seed=seed)
     found = gradients(algorithm.loss, batch, model_outputs(algorithm, batch, drifted(batch)))
-    return found.logprobs, {**found.metrics, **algorithm.after_update(batch, found.metrics)}
+    return found.main, {**found.metrics, **algorithm.after_update(batch, found.metrics)}
 
 
 def check_selection(case: AlgorithmCase) -> None:

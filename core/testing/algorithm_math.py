@@ -140,8 +140,8 @@ def check_masking(case: AlgorithmCase) -> None:
     )
     clean = gradients(algorithm.loss, batch, model_outputs(algorithm, batch, drifted(batch)))
     expect(
-        not bool(clean.logprobs[~mask].any()),
-        "the log-probs of masked tokens have a gradient",
+        not bool(clean.main[~mask].any()),
+        "what the model says of masked tokens has a gradient",
         mend="reduce through `micro.loss(losses)`, and keep masked tokens out of what is computed for a whole sequence",
     )
     spoilt = case.batch()
@@ -159,7 +159,7 @@ def check_masking(case: AlgorithmCase) -> None:
     found = gradients(algorithm.loss, spoilt, outputs)
     same = torch.allclose(spoilt.advantages, batch.advantages, rtol=RTOL, atol=ATOL) and _close(found.loss, clean.loss)
     expect(
-        same and torch.allclose(found.logprobs, clean.logprobs, rtol=RTOL, atol=ATOL),
+        same and torch.allclose(found.main, clean.main, rtol=RTOL, atol=ATOL),
         "values of masked tokens change the advantages, the loss or the gradient of other tokens",
         mend=_MASK,
     )
@@ -234,7 +234,7 @@ def check_direction(case: AlgorithmCase) -> None:
     for sign in (1.0, -1.0):
         batch.set_flat("advantages", torch.where(mask, sign, 0.0))
         outputs = model_outputs(algorithm, batch, batch.flat("rollout_logprobs"))
-        pull = -sign * gradients(algorithm.loss, batch, outputs).logprobs[mask]
+        pull = -sign * gradients(algorithm.loss, batch, outputs).main[mask]
         expect(
             float(pull.sum()) > 0 and not bool((pull < -ATOL).any()),
             f"with an advantage of {sign:+g} on every token, a step against the gradient "
@@ -263,7 +263,7 @@ def check_preference(case: AlgorithmCase) -> None:
     if "ref_logprobs" in batch:
         batch.set_flat("ref_logprobs", batch.flat("rollout_logprobs"))
     found = gradients(algorithm.loss, batch, model_outputs(algorithm, batch, batch.flat("rollout_logprobs")))
-    by_row = -batch.pad(found.logprobs).sum(dim=1)
+    by_row = -batch.pad(found.main).sum(dim=1)
     good, bad = float(by_row[batch.scores > 0].sum()), float(by_row[batch.scores == 0].sum())
     expect(
         good > bad,
@@ -289,19 +289,19 @@ def _compare(
         given = algorithm.advantages(each)
         for name, value in ({"advantages": given} if isinstance(given, Tensor) else given).items():
             each[name] = value
-        logprobs = drifted(batch)
+        outputs = model_outputs(algorithm, batch, drifted(batch))
         if each is other:
-            logprobs = torch.full((other.num_tokens,), -1.0).index_put((where,), logprobs)
-        outputs = {"logprobs": logprobs}
-        for name, output in model_outputs(algorithm, batch, drifted(batch)).items():
-            if name != "logprobs":
-                outputs[name] = output if each is batch else torch.ones(other.num_tokens).index_put((where,), output)
+            fill = {name: 1.0 if name in ("entropy", "values") else -1.0 for name in outputs}
+            outputs = {
+                name: torch.full((other.num_tokens,), fill[name]).index_put((where,), output)
+                for name, output in outputs.items()
+            }
         results.append((each.flat("advantages"), gradients(algorithm.loss, each, outputs)))
     (advantages, one), (others, two) = results
     kept = torch.ones(batch.num_tokens, dtype=torch.bool) if without is None else batch.rows() != without
     for name, mine, theirs in (
         ("advantages", advantages, others[where]),
-        ("gradient", one.logprobs, two.logprobs[where]),
+        ("gradient", one.main, two.main[where]),
     ):
         gap = float((mine - theirs)[kept].abs().max())
         if not torch.allclose(mine[kept], theirs[kept], rtol=RTOL, atol=ATOL):

@@ -103,6 +103,78 @@ def check_values(case: BackendCase) -> None:
     )
 
 
+def check_shared(case: BackendCase) -> None:
+    """A policy with a value head gives log-probs and values from one pass, learns both, and keeps its value head from
+    generators."""
+    backend, batch = case.make(model=models.shared_model(case.model)), small_batch()
+    mask = batch.flat("action_mask")
+
+    def both(micro: MicroBatch) -> Loss:
+        return micro.loss((micro.values - 1) ** 2 - micro.logprobs)
+
+    expect(
+        backend.fingerprint() == case.make().fingerprint(),
+        "a value head changes the fingerprint of the weights that a generator gets",
+        mend="leave the value head out of `weights`; it belongs to `state`",
+    )
+    found = []
+    for _ in range(4):
+        outputs = ["logprobs", "values"]
+        found.append(backend.forward(batch, outputs, temperature=TEMPERATURE, micro_batches=whole(batch)))
+        update(backend, batch, whole(batch), loss=both, outputs=outputs)
+    likelier = float((found[-1]["logprobs"] - found[0]["logprobs"])[mask].mean()) > 0
+    nearer = float(((found[-1]["values"] - 1).abs() - (found[0]["values"] - 1).abs())[mask].mean()) < 0
+    expect(
+        likelier and nearer,
+        "after 3 updates on a loss of both, the tokens are "
+        f"{'' if likelier else 'not '}likelier and the values {'' if nearer else 'not '}nearer to their target",
+        mend="give `micro.logprobs` and `micro.values` their gradients in the same update",
+    )
+
+
+def check_score(case: BackendCase) -> None:
+    """A reward model says `token_scores` [N], learns them, and is exported as a classifier that reads the same at the
+    end of a response."""
+    from safetensors.torch import save_file
+    from transformers import AutoModelForSequenceClassification
+
+    backend, batch = case.make(model=models.reward_model(case.model)), small_batch()
+    sign = torch.where(batch.scores > 0, 1.0, -1.0)[:, None]
+
+    def distance(micro: MicroBatch) -> Loss:
+        return micro.loss((micro.token_scores - torch.where(micro.scores > 0, 1.0, -1.0)[:, None]) ** 2)
+
+    def say() -> torch.Tensor:
+        return backend.forward(batch, ["token_scores"], temperature=1.0, micro_batches=whole(batch))["token_scores"]
+
+    start = say()
+    for _ in range(4):
+        update(backend, batch, whole(batch), loss=distance, outputs=["token_scores"])
+    ours = say()
+    gap = [float(((batch.pad(said) - sign) ** 2)[batch.mask].mean()) for said in (start, ours)]
+    expect(
+        gap[1] < gap[0],
+        f"after 4 updates on the squared error of the scores, it went from {gap[0]:.4g} to {gap[1]:.4g}",
+        mend="read each score from the state after its token, and train the head",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        backend.save_config(Path(folder))
+        exported = backend.export_weights(frozen(backend.state()).tensors["model"])
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in exported.items()}
+        save_file(tensors, Path(folder) / "model.safetensors", metadata={"format": "pt"})
+        loaded = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    for i, said in enumerate(ours.split(batch.lengths.tolist())):
+        tokens = torch.cat([batch.prompts[i], batch.response(i)])[None]
+        with torch.no_grad():
+            theirs = float(loaded.eval()(input_ids=tokens).logits)
+        expect(
+            abs(theirs - float(said[-1])) <= case.tolerance,
+            f"the exported classifier says {theirs:.6g} of a response, and the backend {float(said[-1]):.6g}",
+            mend="export the score head under the name that it has in sequence classification, and no padding token "
+            "that also ends responses",
+        )
+
+
 def check_reference(case: BackendCase) -> None:
     """A model that is not trainable answers as the trainable one does, and its state has no optimizer."""
     batch = small_batch()
@@ -163,4 +235,13 @@ def check_close(case: BackendCase) -> None:
     backend.close()
 
 
-LASTING = (check_state, check_misfit, check_values, check_reference, check_export, check_close)
+LASTING = (
+    check_state,
+    check_misfit,
+    check_values,
+    check_shared,
+    check_score,
+    check_reference,
+    check_export,
+    check_close,
+)

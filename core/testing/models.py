@@ -56,8 +56,18 @@ def tiny_model(*, tied: bool = True, seed: int = 0) -> ModelSpec:
 
 
 def value_model(model: ModelSpec) -> ModelSpec:
-    """The same model with a scalar head."""
+    """The same model with a critic's head."""
     return replace(model, head="value")
+
+
+def shared_model(model: ModelSpec) -> ModelSpec:
+    """The same model with a policy's and a critic's head."""
+    return replace(model, head="lm+value")
+
+
+def reward_model(model: ModelSpec) -> ModelSpec:
+    """The same model with a reward model's head."""
+    return replace(model, head="score")
 
 
 def get_device(device: Device[Any] | str | None) -> Device[Any]:

@@ -66,9 +66,9 @@ class Gradients:
     metrics: Metrics = field(default_factory=dict)
 
     @property
-    def logprobs(self) -> Tensor:
-        """The gradient by the log-prob of each token, [N]."""
-        return self.by["logprobs"]
+    def main(self) -> Tensor:
+        """The gradient by the log-prob of each token, [N]; of a reward model by what it says after each token."""
+        return self.by["logprobs" if "logprobs" in self.by else "token_scores"]
 
 
 def own_columns(algorithm: Algorithm[Any], columns: Columns) -> dict[str, Callable[[Batch], Tensor]]:
@@ -192,9 +192,10 @@ def _describe(found: object) -> str:
 
 
 def model_outputs(algorithm: Algorithm[Any], batch: Batch, logprobs: Tensor, *, seed: int = 2) -> dict[str, Tensor]:
-    """What the model in training says: the outputs that the algorithm asked for, flat `[N]`."""
+    """What the model in training says: the outputs that the algorithm asked for, flat `[N]`. A reward model says the
+    numbers of `logprobs` as scores."""
     wanted: Set[str] = algorithm.training_outputs()
-    outputs = {"logprobs": logprobs}
+    outputs = {"token_scores" if algorithm.actor_head() == "score" else "logprobs": logprobs}
     generator = torch.Generator().manual_seed(seed)
     if "entropy" in wanted:
         outputs["entropy"] = torch.rand(batch.num_tokens, generator=generator) + 0.1

@@ -141,6 +141,51 @@ class ValuesAreFixed(TorchBackend):
         return super().update(batch, detached, outputs=outputs, **rest)
 
 
+class ValueHeadForGenerators(TorchBackend):
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield from super().weights()
+        if self._network.value_head is not None:
+            yield "value_head.weight", self._network.value_head.weight.detach()
+
+
+class SharedValuesAreFixed(TorchBackend):
+    def _outputs(self, batch: Batch, names: Sequence[str], temperature: float) -> dict[str, Tensor]:
+        found = super()._outputs(batch, names, temperature)
+        return {n: v.detach() if n == "values" and len(found) > 1 else v for n, v in found.items()}
+
+
+class ScoresAreFixed(ValuesAreFixed):
+    def _outputs(self, batch: Batch, names: Sequence[str], temperature: float) -> dict[str, Tensor]:
+        return {n: v.detach() for n, v in super()._outputs(batch, names, temperature).items()}
+
+
+class ScoresOneTokenEarly(TorchBackend):
+    def setup(self, model: ModelSpec, device: Device[Any], *, trainable: bool, total_updates: int) -> None:
+        super().setup(model, device, trainable=trainable, total_updates=total_updates)
+        self._early = self._network.head == "score"
+
+    def _outputs(self, batch: Batch, names: Sequence[str], temperature: float) -> dict[str, Tensor]:
+        if self._early:
+            self._network.head = "value"
+        try:
+            return super()._outputs(batch, ["values"] if self._early else names, temperature)
+        finally:
+            if self._early:
+                self._network.head = "score"
+
+    def forward(self, batch: Batch, columns: Sequence[str], **rest: Any) -> dict[str, Tensor]:
+        found = super().forward(batch, ["values"] if self._early else columns, **rest)
+        return {"token_scores": found["values"]} if self._early else found
+
+    def update(self, batch: Batch, loss: LossFunction, **rest: Any) -> Metrics:
+        def renamed(micro: MicroBatch) -> Loss:
+            if self._early:
+                micro = MicroBatch(micro.batch, micro.totals, {"token_scores": micro.values})
+            return loss(micro)
+
+        return super().update(batch, renamed, **rest)
+
+
 class AlwaysTrains(TorchBackend):
     def setup(self, model: ModelSpec, device: Device[Any], *, trainable: bool, total_updates: int) -> None:
         super().setup(model, device, trainable=True, total_updates=total_updates)
@@ -178,6 +223,10 @@ WRONG: list[tuple[type[Backend[Any]], str, str]] = [
     (StateIsNoJSON, "state", "JSON"),
     (TakesWhatFits, "misfit", "without a word"),
     (ValuesAreFixed, "values", "squared error"),
+    (ValueHeadForGenerators, "shared", "fingerprint"),
+    (SharedValuesAreFixed, "shared", "values not nearer"),
+    (ScoresAreFixed, "score", "squared error of the scores"),
+    (ScoresOneTokenEarly, "score", "the exported classifier says"),
     (AlwaysTrains, "reference", "optimizer"),
     (ExportsNothing, "export", "config.json"),
     (ExportsTheStart, "export", "exported"),

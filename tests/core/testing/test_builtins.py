@@ -41,6 +41,11 @@ SPECIAL: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
         {},
         {"options": {"kl_reward_coef": 0.1, "kl_control": "horizon", "kl_coef": 0.1, "value_clip": None}},
         {"options": {"kl_reward_coef": 0.1, "kl_control": "ratio", "group_size": 4, "whiten": False, "gamma": 0.9}},
+        {"options": {"shared_backbone": True, "entropy_coef": 0.01, "value_coef": 0.5}},
+    ],
+    "algorithm:reward_model": lambda folder: [
+        {},
+        {"options": {"margin": 0.5, "label_smoothing": 0.1, "centre_coef": 0.01}},
     ],
     "algorithm:sft": lambda folder: [{}, {"options": {"aggregation": "seq_mean_token_mean"}}],
     "algorithm:dpo": lambda folder: [
