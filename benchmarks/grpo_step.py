@@ -1,14 +1,15 @@
 """A GRPO step of rollstock against one of TRL's, on the same machine, model, prompts and lengths, as ratios.
 
-Both sides train in float32 on the CPU with the same number of threads: 8 prompts x 8 samples x exactly 32 tokens unless
-told otherwise. Runs alternate, the first steps of each are dropped, and medians over all runs are compared. Nothing else
-may run meanwhile: spinning threads of a neighbour ruin both sides, and not equally.
+Both sides train in float32 on the CPU with the same number of threads: 8 prompts x 8 samples x exactly 32 tokens
+unless told otherwise. Runs alternate, the first step of each is dropped, and medians over all runs are compared.
+Nothing else may run meanwhile: spinning threads of a neighbour ruin both sides, and not equally.
 
     python -m venv .venv-trl && .venv-trl/bin/pip install torch==2.13.0 trl==1.16.0 accelerate datasets
     python benchmarks/grpo_step.py --peer trl --peer-python .venv-trl/bin/python
     python benchmarks/grpo_step.py --models tiny --rounds 1
 
-Without `--peer` only rollstock's figures are printed. SmolLM2 is looked for where `examples/prepare_smollm2.py` puts it.
+Without `--peer` only rollstock's figures are printed. SmolLM2 is looked for where `examples/prepare_smollm2.py` puts
+it.
 """
 
 from __future__ import annotations
@@ -140,7 +141,12 @@ def medians(results: list[dict[str, Any]]) -> dict[str, float]:
 def report(model: str, job: dict[str, Any], mine: dict[str, float], peer: dict[str, float] | None) -> str:
     """The table of one model."""
     tokens = len(job["prompts"]) * job["group_size"] * job["new_tokens"]
-    rows = [("whole step, s", "step"), ("generation, s", "generation"), ("training, s", "training"), ("rest, s", "rest")]
+    rows = [
+        ("whole step, s", "step"),
+        ("generation, s", "generation"),
+        ("training, s", "training"),
+        ("rest, s", "rest"),
+    ]
     lines = [f"{model}: {len(job['prompts'])} prompts x {job['group_size']} samples x {job['new_tokens']} tokens"]
     for label, name in rows:
         line = f"  {label:<22}{mine[name]:9.3f}"
@@ -150,9 +156,9 @@ def report(model: str, job: dict[str, Any], mine: dict[str, float], peer: dict[s
     line = f"  {'generated tokens/s':<22}{tokens / mine['generation']:9.0f}"
     lines.append(line + (f"  TRL {tokens / peer['generation']:9.0f}" if peer else ""))
     line = f"  {'peak memory, GiB':<22}{mine['peak_gib']:9.2f}"
-    lines.append(
-        line + (f"  TRL {peer['peak_gib']:9.2f}  rollstock / TRL {mine['peak_gib'] / peer['peak_gib']:6.2f}" if peer else "")
-    )
+    if peer:
+        line += f"  TRL {peer['peak_gib']:9.2f}  rollstock / TRL {mine['peak_gib'] / peer['peak_gib']:6.2f}"
+    lines.append(line)
     return "\n".join(lines)
 
 

@@ -100,7 +100,8 @@ def read(algorithm: str, seed: int, directory: Path) -> Result | None:
         return None
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     rewards = [row["metrics"]["reward/mean"] for row in rows if "metrics" in row]
-    heldout = [row["evaluation"]["eval/greedy/solved"] for row in rows if "eval/greedy/solved" in row.get("evaluation", {})]
+    evaluations = [row["evaluation"] for row in rows if "evaluation" in row]
+    heldout = [values["eval/greedy/solved"] for values in evaluations if "eval/greedy/solved" in values]
     return Result(algorithm, seed, rewards, heldout[-1]) if rewards and heldout else None
 
 
