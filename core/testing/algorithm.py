@@ -21,6 +21,7 @@ from rollstock.interfaces.algorithm import Algorithm
 from rollstock.interfaces.model import HEAD_OUTPUTS
 from rollstock.metrics import Metric, Metrics
 from rollstock.schema import RunConfig
+from rollstock.testing.algorithm_columns import COLUMNS
 from rollstock.testing.algorithm_math import MATHEMATICS
 from rollstock.testing.case import AlgorithmCase
 from rollstock.testing.kit import NotApplicable, Report, expect, fail, run_checks
@@ -357,6 +358,7 @@ CHECKS = (
     check_results,
     check_determinism,
     *MATHEMATICS,
+    *COLUMNS,
     check_critic,
     check_state,
     check_selection,

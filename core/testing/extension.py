@@ -18,6 +18,7 @@ from rollstock.contract import hook_functions
 from rollstock.conversion import to_plain
 from rollstock.errors import PluginError
 from rollstock.hookspecs import hookimpl
+from rollstock.interfaces.algorithm import Algorithm
 from rollstock.interfaces.extension import Extension
 from rollstock.manager import make_manager
 from rollstock.plugin import NoOptions
@@ -139,13 +140,34 @@ def check_hooks(case: ExtensionCase) -> None:
 
 
 def check_columns(case: ExtensionCase) -> None:
-    """`provides` names columns of its own, and none of the core's."""
-    provides: object = case.subject.make().provides
-    is_set = isinstance(provides, Set) and all(isinstance(name, str) and name for name in provides)
-    expect(is_set, f"provides is {provides!r}", mend="a set of column names, such as frozenset({'length_bonus'})")
-    assert isinstance(provides, Set)
-    taken = sorted(set(provides) & (ALWAYS | PLAYED | SOURCES.keys()))
+    """`provides` names columns of its own, and none of the core's; `needs` names columns that others bring."""
+    extension = case.subject.make()
+    provides = _names(extension.provides, "provides")
+    taken = sorted(provides & (ALWAYS | PLAYED | SOURCES.keys()))
     expect(not taken, f"it provides {', '.join(taken)}, which the core does", mend="choose another name for the column")
+    needed = _names(extension.needs, "needs") | _names(extension.needed_columns(), "needed_columns()")
+    own = sorted(needed & provides)
+    expect(not own, f"it needs {', '.join(own)}, which it provides itself", mend="leave it out of `needs`")
+
+
+def _names(value: object, what: str) -> set[str]:
+    is_set = isinstance(value, Set) and all(isinstance(name, str) and name for name in value)
+    expect(is_set, f"{what} is {value!r}", mend="a set of column names, such as frozenset({'length_bonus'})")
+    assert isinstance(value, Set)
+    return set(value)
+
+
+def check_validation(case: ExtensionCase) -> None:
+    """`validate` takes a run config with its algorithm, and gives a list of sentences."""
+    config = tiny_config(case.directory / "unused", case.sections)
+    algorithm = make_manager().create_as(Algorithm, config.algorithm)
+    problems: object = case.subject.make().validate(config, algorithm)
+    is_list = isinstance(problems, Sequence) and not isinstance(problems, str)
+    expect(
+        is_list and all(isinstance(problem, str) for problem in problems),
+        f"`validate` gives {problems!r}",
+        mend="return a list of sentences, empty when all is well",
+    )
 
 
 def check_state(case: ExtensionCase) -> None:
@@ -216,6 +238,7 @@ CHECKS = (
     check_options,
     check_hooks,
     check_columns,
+    check_validation,
     check_state,
     check_run,
     check_repetition,

@@ -34,6 +34,11 @@ def test_a_column_that_nobody_provides_is_refused_with_the_nearest_that_exist():
     assert "`provides`" in message
 
 
+def test_a_column_that_an_extension_needs_in_vain_is_refused_in_its_name():
+    with pytest.raises(ConfigError, match="extension 'mine' needs the column 'hint'"):
+        roles_needed("mine", {"hint"}, frozenset(), kind="extension")
+
+
 def test_each_role_is_asked_once_for_all_of_its_columns():
     needs = {"old_logprobs", "old_entropy", "ref_logprobs", "scores"}
     assert to_compute(needs, frozenset(), []) == {

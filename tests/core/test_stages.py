@@ -189,6 +189,59 @@ def test_an_extension_may_bring_a_column_of_its_own(run, installed):
         assert metrics["critic/advantages/mean"] == 2.0
 
 
+def test_a_column_that_an_extension_needs_is_computed_whether_or_not_the_algorithm_asks(run, installed):
+    seen = []
+
+    class Reads(Extension[NoOptions]):
+        needs = frozenset({"old_logprobs", "ref_logprobs"})
+
+        @hookimpl(wrapper=True)
+        def rollstock_prepare(self, run, batch):
+            assert "old_logprobs" not in batch
+            done = yield
+            seen.append(float((batch.old_logprobs - batch.ref_logprobs).abs().max()))
+            assert torch.allclose(batch.old_logprobs, batch.rollout_logprobs, atol=2e-5)
+            return done
+
+    plain = run(name="plain")
+    installed("extension", "reads", Reads)
+    with_it = run("extensions=[reads]", name="reads")
+    assert seen[0] == 0.0  # the reference is the model that training begins with
+    assert seen[1] > 0.0
+    for mine, theirs in zip(plain, with_it, strict=True):
+        assert theirs["actor/pg_loss"] == pytest.approx(mine["actor/pg_loss"], abs=1e-6)
+
+
+def test_an_extension_may_refuse_a_config(run, installed):
+    class Picky(Extension[NoOptions]):
+        needs = frozenset({"old_logprobs"})
+
+        @hookimpl
+        def rollstock_step_end(self, run, step):
+            return
+
+        def validate(self, config, algorithm):
+            return [f"{algorithm.plugin_name} takes {config.train.steps} steps, which is too few"]
+
+    installed("extension", "picky", Picky)
+    with pytest.raises(UserError, match="extension 'picky': grpo takes 2 steps, which is too few"):
+        run("extensions=[picky]")
+    assert not (run.directory / "run" / "metrics.jsonl").exists()
+
+
+def test_an_extension_that_needs_what_nobody_provides_refuses_the_run(run, installed):
+    class Needy(Extension[NoOptions]):
+        needs = frozenset({"ref_logprob"})
+
+        @hookimpl
+        def rollstock_step_end(self, run, step):
+            return
+
+    installed("extension", "needy", Needy)
+    with pytest.raises(UserError, match="extension 'needy' needs the column 'ref_logprob'.* mean 'ref_logprobs'"):
+        run("extensions=[needy]")
+
+
 def test_an_extension_may_replace_a_stage_and_add_metrics(run, installed):
     class First(Extension[NoOptions]):
         @hookimpl

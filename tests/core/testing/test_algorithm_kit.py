@@ -30,7 +30,7 @@ class Right(Algorithm[NoOptions]):
 
 def test_a_right_algorithm_passes_every_check_that_applies() -> None:
     report = check_algorithm(Right)
-    assert len(report.passed) == 16
+    assert len(report.passed) == 18
     assert report.skipped == {"critic": "it needs no values, so it has no critic"}
 
 
@@ -222,6 +222,29 @@ class PunishesReward(Base):
         return -found
 
 
+class LossOfItsOwn(Base):
+    def loss(self, micro: MicroBatch) -> Loss:
+        losses = torch.where(micro.mask, -micro.advantages * micro.logprobs, 0.0)
+        return Loss(losses.sum() / max(micro.totals.tokens, 1))
+
+
+class CountsWeights(Base):
+    def loss(self, micro: MicroBatch) -> Loss:
+        weights = micro.batch["token_weights"] if "token_weights" in micro.batch else micro.mask.float()
+        return micro.loss(-micro.advantages * micro.logprobs / weights.clamp(min=0.5))
+
+
+class PaysTokensUnsaid(Base):
+    def advantages(self, batch: Batch) -> Tensor:
+        found = super().advantages(batch)
+        assert isinstance(found, Tensor)
+        return found + batch.step_rewards if "step_rewards" in batch else found
+
+
+class PromisesToPayTokens(Base):
+    reads_step_rewards = True
+
+
 class CriticWithoutReturns(Base):
     needs = frozenset({"values"})
 
@@ -313,6 +336,10 @@ WRONG: list[tuple[type[Algorithm[Any]], str, str]] = [
     (LossWithoutTokens, "degenerate", "no token"),
     (WrongSign, "direction", "the sign"),
     (PunishesReward, "preference", "batch.scores"),
+    (LossOfItsOwn, "weights", "not twice"),
+    (CountsWeights, "weights", "not twice"),
+    (PaysTokensUnsaid, "step_rewards", "does not say so"),
+    (PromisesToPayTokens, "step_rewards", "would be lost"),
     (CriticWithoutReturns, "critic", "returns"),
     (CriticRunsAway, "critic", "away"),
     (CriticMeansOfSlices, "critic", "slices"),

@@ -67,6 +67,19 @@ SPECIAL: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
     "compressor:none": lambda folder: [{"tolerance": 0.0}],
     "tracker:jsonl": lambda folder: [{"directory": folder, "read": rows_of_jsonl}],
     "tracker:wandb": lambda folder: [{"directory": folder, "options": {"mode": "offline"}}],
+    "extension:kl_in_reward": lambda folder: [
+        {"directory": folder / "fixed"},
+        {"directory": folder / "ratio", "options": {"control": "ratio", "kind": "k3"}},
+    ],
+    "extension:length_balance": lambda folder: [{"directory": folder}],
+    "extension:reward_normaliser": lambda folder: [{"directory": folder, "options": {"decay": 0.9, "clip": 2.0}}],
+    "extension:rollout_correction": lambda folder: [
+        {"directory": folder / "truncated"},
+        {
+            "directory": folder / "masked",
+            "options": {"level": "sequence", "outside": "mask", "floor": 0.5, "denominator": "kept", "normalise": True},
+        },
+    ],
     "extension:overlong_penalty": lambda folder: [{"directory": folder, "options": {"buffer": 2}}],
 }
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rollstock import (
+    Algorithm,
     Batch,
     Compressor,
     Executor,
@@ -24,6 +25,7 @@ from rollstock import (
     RouterCall,
     Routing,
     Run,
+    RunConfig,
     RunError,
     Scheduler,
     WorkerGroup,
@@ -542,6 +544,19 @@ class ProvidesTheCores(Bonus):
     provides = frozenset({"values"})
 
 
+class NeedsAText(Bonus):
+    needs = "old_logprobs"  # type: ignore[assignment]  # the mistake
+
+
+class NeedsItsOwn(Bonus):
+    needs = frozenset({"length_bonus"})
+
+
+class RefusesWithAText(Bonus):
+    def validate(self, config: RunConfig, algorithm: Algorithm[Any]) -> Sequence[str]:
+        return "nothing is wrong"
+
+
 class ProvidesAText(Bonus):
     provides = "length_bonus"  # type: ignore[assignment]  # the mistake
 
@@ -589,6 +604,9 @@ WRONG_EXTENSIONS: list[tuple[type[Extension[Any]], str, str]] = [
     (Misspelt, "hooks", "rollstock_step_end"),
     (WrongArgument, "hooks", "number"),
     (ProvidesTheCores, "columns", "values"),
+    (NeedsAText, "columns", "needs is"),
+    (NeedsItsOwn, "columns", "length_bonus"),
+    (RefusesWithAText, "validation", "list of sentences"),
     (ProvidesAText, "columns", "a set"),
     (StateIsNoJSON, "state", "JSON"),
     (ProvidesMore, "run", "width_bonus"),
