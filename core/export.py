@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from rollstock.errors import RunError, UserError
+from rollstock.folders import folder_for
 from rollstock.model_card import model_card
 from rollstock.report.reading import read_run
 from rollstock.rundir import RunDirectory
@@ -55,12 +56,13 @@ def export(
     temporary = to.with_name(f".{to.name}.tmp-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        shutil.copytree(directory.model, temporary)
-        _write_weights(weights, temporary, dtype)
-        (temporary / "README.md").write_text(model_card(read_run(run_dir), checkpoint), encoding="utf-8")
-        if to.exists():
-            to.rmdir()  # it is empty: that was checked
-        temporary.rename(to)
+        with folder_for(to.parent):
+            shutil.copytree(directory.model, temporary)
+            _write_weights(weights, temporary, dtype)
+            (temporary / "README.md").write_text(model_card(read_run(run_dir), checkpoint), encoding="utf-8")
+            if to.exists():
+                to.rmdir()  # it is empty: that was checked
+            temporary.rename(to)
     except OSError as error:
         raise RunError(f"the export to {to} failed, and nothing of it is left: {error}") from error
     finally:
@@ -71,7 +73,6 @@ def export(
 def _refuse_occupied(to: Path) -> None:
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(f"{to} exists and is not an empty directory; nothing is overwritten: choose another --to")
-    to.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _choose(directory: RunDirectory, step: int | str | None) -> Checkpoint:

@@ -66,15 +66,7 @@ class LockFile:
         key = (os.getpid(), str(self.path.resolve()))
         if key in _held:
             raise LockedError(f"{self.what} is in use by this very process")
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = _describe(os.pread(descriptor, 4096, 0))
-            os.close(descriptor)
-            raise LockedError(
-                f"{self.what} is in use by {holder}. Wait for it to end, stop it, or choose another directory."
-            ) from error
+        descriptor = self._open_locked()
         left_over = os.pread(descriptor, 4096, 0)
         if left_over:
             _log.warning("%s was left locked by %s, which has ended; going on", self.what, _describe(left_over))
@@ -83,13 +75,30 @@ class LockFile:
         self._descriptor, self._owner = descriptor, os.getpid()
         _held.add(key)
 
-    def release(self) -> None:
-        """Give the lock back; no harm if it is not held."""
+    def _open_locked(self) -> int:
+        """A descriptor of the file, locked; raises `LockedError`."""
+        while True:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                holder = _describe(os.pread(descriptor, 4096, 0))
+                os.close(descriptor)
+                raise LockedError(
+                    f"{self.what} is in use by {holder}. Wait for it to end, stop it, or choose another directory."
+                ) from error
+            if _is_at(descriptor, self.path):
+                return descriptor
+            os.close(descriptor)  # its holder has removed it between the opening and the locking
+
+    def release(self, *, remove: bool = False) -> None:
+        """Give the lock back, and `remove` its file if that is told; no harm if it is not held."""
         if self._descriptor is None or not self.held:
             return
         _held.discard((os.getpid(), str(self.path.resolve())))
-        # The file stays: removing it would let a third process lock a name that a second one no longer sees.
         os.ftruncate(self._descriptor, 0)
+        if remove:
+            self.path.unlink(missing_ok=True)
         os.close(self._descriptor)
         self._descriptor = None
 
@@ -102,6 +111,14 @@ class LockFile:
 
     def __del__(self) -> None:
         self.release()
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is the one that lies at `path` now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _own_text() -> bytes:

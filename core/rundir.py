@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rollstock.defaults import TRACKER_FOLDERS
 from rollstock.errors import UserError
+from rollstock.folders import make_folder, remove_empty
 from rollstock.lockfile import LockFile
 from rollstock.secrets import MaskingFilter
 
@@ -51,6 +52,8 @@ class RunDirectory:
         self.logs = self.path / "logs"
         self.report = self.path / "report.html"
         self._lock = LockFile(self.path / ".lock", f"the run directory {self.path}")
+        self._made: list[Path] = []
+        self._made_lock = False
 
     @classmethod
     def create(cls, path: Path, *, overwrite: bool = False) -> RunDirectory:
@@ -67,16 +70,19 @@ class RunDirectory:
     def reserve(cls, path: Path, *, overwrite: bool = False) -> RunDirectory:
         """Lock the directory of a run that may begin; what is in it stays as it is until `prepare`.
 
-        Raises `OccupiedError` if something is there already, unless `overwrite` is set and it is a run that nobody is
+        If it comes to nothing, `unlock` removes what was made for it, the directory itself included. Raises
+        `OccupiedError` if something is there already, unless `overwrite` is set and it is a run that nobody is
         writing. Raises `LockedError` if another process writes there.
         """
         run = cls(path)
         if run.path.exists() and not run.path.is_dir():
             raise OccupiedError(f"the run directory {run.path} is a file; choose another with run.directory=DIR")
         try:
-            run.path.mkdir(parents=True, exist_ok=True)
+            run._made = make_folder(run.path)
+            run._made_lock = not run._lock.path.exists()
             run.lock()
         except OSError as error:
+            run._tidy()
             raise UserError(f"the run directory {run.path} cannot be made: {error.strerror}") from error
         try:
             occupants = run.occupants()
@@ -94,6 +100,7 @@ class RunDirectory:
             self._clear()
         for folder in (self.rollouts, self.checkpoints, self.logs):
             folder.mkdir()
+        self._made, self._made_lock = [], False
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
@@ -129,8 +136,13 @@ class RunDirectory:
             self.unlock()
 
     def unlock(self) -> None:
-        """Let others in."""
-        self._lock.release()
+        """Let others in. Of a directory that was reserved and never prepared, nothing stays that is new."""
+        self._lock.release(remove=self._made_lock)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        remove_empty(self._made)
+        self._made, self._made_lock = [], False
 
     def checkpoint_steps(self) -> list[int]:
         """Steps that have a checkpoint folder, oldest first; whether they are sound is the store's to say."""

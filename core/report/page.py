@@ -18,6 +18,8 @@ from typing import Any
 
 import yaml
 
+from rollstock.errors import UserError
+from rollstock.folders import folder_for
 from rollstock.report.health import build_health
 from rollstock.report.reading import RunFiles, finite, read_run
 from rollstock.report.samples import build_samples
@@ -29,14 +31,21 @@ from rollstock.units import format_bytes, format_count, format_seconds
 def write_report(run_dir: Path, out: Path | None = None) -> Path:
     """Write the page of the run in `run_dir` to `out` (by default `report.html` inside it) and return where it is.
 
-    Raises `UserError` if the directory holds no run.
+    Raises `UserError` if the directory holds no run, or `out` is a directory.
     """
     run = read_run(run_dir)
     target = out or run.directory.report
-    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir():
+        raise UserError(f"{target} is a directory: name the file to write, such as {target / 'report.html'}")
+    page = build_report(run)
     temporary = target.with_name(f".{target.name}.tmp")
-    temporary.write_text(build_report(run), encoding="utf-8")
-    temporary.replace(target)
+    with folder_for(target.parent):
+        try:
+            temporary.write_text(page, encoding="utf-8")
+            temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     return target
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from rollstock.defaults import DEFAULT_PLUGINS
 from rollstock.discovery import discover
 from rollstock.errors import PluginError, UserError
+from rollstock.folders import folder_for
 from rollstock.kinds import Kind, get_kind
 from rollstock.scaffold.example import example_config
 from rollstock.sources import find_module
@@ -34,8 +35,10 @@ def new_plugin(kind: str, name: str, directory: Path | str = ".") -> Path:
     if target.exists():
         raise UserError(f"{target} exists already: choose another name, or another place with --dir")
     try:
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".rollstock-", dir=directory) as folder:
+        with (
+            folder_for(Path(directory)),
+            tempfile.TemporaryDirectory(prefix=".rollstock-", dir=directory) as folder,
+        ):
             made = Path(folder) / target.name
             _write(made, found, values)
             made.rename(target)

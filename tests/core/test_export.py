@@ -154,8 +154,8 @@ def test_what_is_missing_is_named(
 ) -> None:
     damage(run)
     with pytest.raises(error, match=message):
-        export(run, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        export(run, tmp_path / "new" / "out")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_step_that_is_none_is_refused(run: Path, tmp_path: Path) -> None:

@@ -200,6 +200,7 @@ def test_a_start_that_fails_costs_nothing(small_run, tmp_path, straight, occupie
         train(small_run(run, algorithm={"name": "unable"}), overwrite=occupied)
     after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
     assert after == before
+    assert run.exists() is occupied
     assert train(small_run(run, "train.steps=1"), overwrite=occupied).status == "finished"
 
 

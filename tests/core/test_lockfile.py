@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,28 @@ def test_two_objects_of_one_process_exclude_each_other(tmp_path: Path) -> None:
     second.acquire()
     del second
     LockFile(tmp_path / "lock", "the thing").acquire()
+
+
+def test_a_file_that_its_holder_removes_is_never_locked_by_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lock"
+    real, opened = os.open, []
+
+    def open_and_lose(*arguments: Any) -> int:
+        """The first time, the holder removes the file between the opening and the locking."""
+        descriptor = real(*arguments)
+        opened.append(descriptor)
+        if len(opened) == 1:
+            path.unlink()
+        return descriptor
+
+    monkeypatch.setattr(os, "open", open_and_lose)
+    lock = LockFile(path, "the thing")
+    lock.acquire()
+    assert len(opened) == 2
+    assert os.path.samestat(os.fstat(opened[-1]), path.stat())
+    lock.release(remove=True)
+    assert not path.exists()
+    assert not lock.held
 
 
 def test_a_garbled_lock_file_is_no_obstacle(tmp_path: Path) -> None:

@@ -97,6 +97,29 @@ def test_a_refusal_gives_the_lock_back(tmp_path: Path) -> None:
             RunDirectory.create(tmp_path / "a")
 
 
+def test_a_reserved_directory_that_comes_to_nothing_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for place in ("runs/deep/a", "there", "there/b"):
+        with RunDirectory.reserve(tmp_path / place).locked():
+            assert (tmp_path / place / ".lock").is_file()
+        assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
+    with pytest.raises(UserError, match="cannot be made"):
+        RunDirectory.reserve(tmp_path / "there" / "deep" / ("long" * 100))
+    assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
+
+
+def test_what_was_there_before_a_reservation_stays(tmp_path: Path) -> None:
+    old = finished_run(tmp_path / "a")
+    before = sorted(tmp_path.rglob("*"))
+    RunDirectory.reserve(old.path, overwrite=True).unlock()
+    with pytest.raises(OccupiedError):
+        RunDirectory.reserve(old.path)
+    assert sorted(tmp_path.rglob("*")) == before
+    with RunDirectory.reserve(tmp_path / "b").locked() as other:
+        (other.path / "notes.md").write_text("written meanwhile")
+    assert (tmp_path / "b" / "notes.md").exists()
+
+
 def test_a_file_in_the_way_and_a_forbidden_place_are_clear_errors(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
     with pytest.raises(OccupiedError, match="is a file"):

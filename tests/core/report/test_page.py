@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rollstock.errors import UserError
 from rollstock.report import write_report
 from rollstock.report.samples import MAX_CHARACTERS, MAX_STEPS
 
@@ -71,6 +72,16 @@ def test_a_browser_draws_the_page_and_runs_no_attack(attacked: Path, tmp_path: P
     assert re.search(r'<path class="curve k0" d="M', done.stdout)
     assert "<img" not in done.stdout
     assert "&lt;img src=x" in done.stdout, "the attack is shown as text"
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing(write_run: Callable[..., Path], tmp_path: Path) -> None:
+    run = write_run(metrics={1: {"a": 1.0}})
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=r"is a directory: name the file to write, such as .*report\.html"):
+        write_report(run, tmp_path)
+    with pytest.raises(OSError, match="long"):
+        write_report(run, tmp_path / "new" / ("long" * 100))
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_secrets_are_masked(write_run: Callable[..., Path]) -> None:
