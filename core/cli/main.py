@@ -7,13 +7,13 @@ from __future__ import annotations
 import argparse
 import errno
 import logging
-import os
 import sys
 import traceback
 from collections.abc import Sequence
 
 from rollstock.cli.output import Output
 from rollstock.cli.parser import parse
+from rollstock.cli.streams import guarded_streams
 from rollstock.errors import RollstockError, RunError, UserError
 
 INTERRUPTED = 1
@@ -21,13 +21,27 @@ _UNUSABLE_PATH = {
     *(errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP),
     *(errno.EACCES, errno.EPERM, errno.EROFS),
 }
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; `arguments` default to the process's own. Returns the exit code."""
-    _open_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
-    output = Output(as_json="--json" in given)
+    with guarded_streams() as streams:
+        output = Output(as_json="--json" in given)
+        try:
+            code = _run(given, output)
+        except SystemExit as exit:  # argparse has answered, with help
+            if not streams.lost:
+                raise
+            code = exit.code if isinstance(exit.code, int) else 0
+        if streams.lost:
+            print(f"error: standard output cannot be written: {streams.lost}; some of it is missing", file=sys.stderr)
+            code = code or RunError.exit_code
+    return code
+
+
+def _run(given: Sequence[str], output: Output) -> int:
     debug = "--debug" in given
     try:
         options = parse(given)
@@ -40,12 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         output.error("interrupted", "Interrupted")
         return INTERRUPTED
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _UNUSABLE_PATH and error.filename is not None:
-            return _fail(output, _unusable_path(error), debug)
+        if isinstance(error, OSError) and error.filename is not None and error.errno in (_UNUSABLE_PATH | _NO_ROOM):
+            return _fail(output, _about_path(error), debug)
         traceback.print_exc()  # a bug, or a plugin's: here the traceback is the message
         output.error(f"{type(error).__name__}: {error}", type(error).__name__, notes=getattr(error, "__notes__", ()))
         return RunError.exit_code
@@ -64,15 +75,12 @@ def _call(options: argparse.Namespace, output: Output) -> int:
     return code
 
 
-def _open_streams() -> None:
-    """Let output go nowhere if the process was started with it closed (`>&-`): Python has None in its place."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  # it stays open as long as the process
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-
-
-def _unusable_path(error: OSError) -> UserError:
-    """A path that the user gave and the system refuses, in words; whatever was noted beneath it is kept."""
-    told = UserError(f"the path {str(error.filename)!r} cannot be used: {error.strerror}; choose another")
+def _about_path(error: OSError) -> RollstockError:
+    """A path that the system refuses, or has no room for, in words; whatever was noted beneath it is kept."""
+    if error.errno in _NO_ROOM:
+        told: RollstockError = RunError(f"the path {str(error.filename)!r} cannot be written: {error.strerror}")
+    else:
+        told = UserError(f"the path {str(error.filename)!r} cannot be used: {error.strerror}; choose another")
     for note in getattr(error, "__notes__", ()):
         told.add_note(note)
     return told
