@@ -3,8 +3,8 @@
 Advantages are GRPO's. Entropy falls fastest through tokens that are both likely and well rewarded, or unlikely and ill
 rewarded; the `fraction` of tokens with the highest covariance of log-prob and advantage is held near the policy that
 sampled by a penalty, and the ratio of the others is free: there is no clip. Assumes several updates a step; with one,
-the ratio is 1, the penalty 0, and the method plain policy gradient. If all advantages are 0, so is every covariance,
-and it is arbitrary which tokens are held.
+the ratio is 1, the penalty 0, and the method plain policy gradient. If all advantages are equal, every covariance is 0,
+and no token is held.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class KLCov(CovarianceMethod[KLCovConfig]):
     """Policy gradient with a penalty on the few tokens whose covariance is highest."""
 
     def hold_back(self, batch: Batch, covariance: Tensor, most: int) -> Tensor:
-        """`[B, T]` bool: the `most` tokens of the highest covariance."""
-        return largest(covariance, most)
+        """`[B, T]` bool: the `most` tokens of the highest covariance; none where there is none to rank."""
+        return largest(covariance, most) & (covariance != 0)
 
     def loss(self, micro: MicroBatch) -> Loss:
         """The plain surrogate, the penalty, and the optional KL and entropy terms."""
