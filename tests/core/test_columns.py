@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollstock.columns import ALWAYS, SOURCES, roles_needed, to_compute
+from rollstock.columns import ALWAYS, PLAYED, SOURCES, roles_needed, to_compute
 from rollstock.errors import ConfigError
 
 
@@ -18,6 +18,12 @@ from rollstock.errors import ConfigError
 )
 def test_roles_follow_from_columns(needs, roles):
     assert roles_needed("mine", needs, frozenset()) == roles
+
+
+def test_greedy_scores_start_no_role_and_are_no_forward_pass():
+    needs = {"greedy_scores", "greedy_scored", "old_logprobs"}
+    assert roles_needed("mine", needs, frozenset()) == []
+    assert to_compute(needs, frozenset(), []) == {"actor": [("logprobs", "old_logprobs")]}
 
 
 def test_a_column_of_an_extension_starts_no_role():
@@ -53,3 +59,4 @@ def test_what_is_there_already_is_not_computed_again():
 
 def test_no_column_comes_from_two_sides():
     assert not ALWAYS & SOURCES.keys()
+    assert not PLAYED & (ALWAYS | SOURCES.keys())

@@ -339,6 +339,26 @@ def test_an_algorithm_may_ask_for_more_tasks_until_its_batch_is_full(run, instal
     assert metrics["train/position"] == 16
 
 
+def test_what_a_refill_brings_beyond_the_size_of_a_step_is_left_over_and_counted(run, installed):
+    class Picky(Base):
+        refill_rounds = 3
+
+        def select(self, batch):
+            return [i for i, g in enumerate(batch.groups.tolist()) if g < 3]
+
+    installed("algorithm", "picky", Picky)
+    for metrics in run("algorithm={name: picky}"):
+        assert metrics["train/num_rounds"] == 2
+        assert metrics["train/num_trajectories"] == 8  # four of the six groups of two
+        assert metrics["train/num_surplus"] == 4
+        assert metrics["train/num_dropped"] == 4
+
+
+def test_without_a_critic_a_head_start_for_it_holds_nothing_back(run):
+    for metrics in run("train.critic_warmup=2"):
+        assert "actor/pg_loss" in metrics
+
+
 def test_greedy_sampling_under_grpo_is_refused_with_the_reason(run):
     with pytest.raises(UserError, match="each advantage is 0"):
         run("sampling.temperature=0")
