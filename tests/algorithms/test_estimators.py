@@ -1,4 +1,4 @@
-"""What every method that makes advantages of outcome rewards keeps to: degenerate groups, directions, refusals, names."""
+"""What every method that makes advantages of outcome rewards keeps to: degenerate groups, directions, refusals."""
 
 import math
 from pathlib import Path

@@ -12,6 +12,7 @@ from rollstock import testing
 from rollstock.discovery import discover
 from rollstock.extras import extras_of, normalise
 from rollstock.kinds import KINDS
+from rollstock.testing.models import save_classifier
 
 ENTRIES = [entry.id for entry in discover().values() if entry.distribution == "rollstock"]
 
@@ -29,6 +30,11 @@ def questions(folder: Path) -> str:
     return str(path)
 
 
+def classifier(folder: Path) -> str:
+    save_classifier(folder / "classifier")
+    return str(folder / "classifier")
+
+
 # What a plugin needs to be checked, beyond its defaults, for each way in which it is checked.
 SPECIAL: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
     "algorithm:grpo": lambda folder: [
@@ -36,6 +42,31 @@ SPECIAL: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
         {"options": {"scale": "none", "aggregation": "seq_mean_token_sum_norm"}},
         {"options": {"kl_coef": 0.1, "kl_kind": "k3+", "entropy_coef": 0.01, "aggregation": "seq_mean_token_mean"}},
         {"options": {"clip_high": 0.3, "dual_clip": 3.0, "aggregation": "token_sum"}},
+    ],
+    "algorithm:dr_grpo": lambda folder: [{}, {"options": {"lone": "raw", "whiten": True, "kl_coef": 0.1}}],
+    "algorithm:dapo": lambda folder: [
+        {},
+        {"options": {"overlong_buffer": 4, "overlong_limit": 6, "dynamic_sampling": False}},
+        {"options": {"scale": "none", "dual_clip": 3.0, "entropy_coef": 0.01}},
+    ],
+    "algorithm:rloo": lambda folder: [{}, {"options": {"whiten": True, "aggregation": "token_mean"}}],
+    "algorithm:reinforce_pp": lambda folder: [
+        {},
+        {"options": {"kl_reward_coef": 0.1, "kl_reward_kind": "k2", "kl_control": "ratio", "gamma": 0.9}},
+        {"options": {"group_size": 4, "kl_coef": 0.1}},
+    ],
+    "algorithm:reinforce_pp_baseline": lambda folder: [{}, {"options": {"whiten": False, "kl_coef": 0.1}}],
+    "algorithm:remax": lambda folder: [{}, {"options": {"group_size": 4, "whiten": True, "entropy_coef": 0.01}}],
+    "algorithm:opo": lambda folder: [{}, {"options": {"lone": "raw", "kl_coef": 0.1}}],
+    "algorithm:gpg": lambda folder: [
+        {},
+        {"options": {"correction": "zero_scores", "scale": "unbiased", "kl_coef": 0.1}},
+        {"options": {"correction": "none", "lone": "raw", "entropy_coef": 0.01}},
+    ],
+    "algorithm:pass_at_k": lambda folder: [
+        {},
+        {"options": {"k": 2}},
+        {"options": {"estimator": "leave_one_out", "scale": "unbiased", "lone": "raw"}},
     ],
     "algorithm:ppo": lambda folder: [
         {},
@@ -64,6 +95,7 @@ SPECIAL: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
     "environment:arithmetic": lambda folder: [{}, {"options": {"chat": False, "operations": ["subtract", "divide"]}}],
     "environment:jsonl": lambda folder: [{"options": {"path": questions(folder)}}],
     "environment:reasoning_gym": lambda folder: [{"options": {"task": "chain_sum"}, "num_tasks": 8}],
+    "reward:model": lambda folder: [{"options": {"path": classifier(folder), "mean": 0.1, "std": 2.0}}],
     "compressor:none": lambda folder: [{"tolerance": 0.0}],
     "tracker:jsonl": lambda folder: [{"directory": folder, "read": rows_of_jsonl}],
     "tracker:wandb": lambda folder: [{"directory": folder, "options": {"mode": "offline"}}],
