@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from rollstock.cli.output import Output
@@ -74,6 +75,8 @@ def prepare_environment() -> None:
     """Set what torch and its companions read when they are imported, where the user has not."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if not sys.stderr.isatty():  # a bar that is redrawn in a file is a page of control characters
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 def _end(outcome: Outcome, output: Output) -> int:

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,8 +63,17 @@ def test_a_run_from_the_dry_run_to_the_report(folder: Path, capsys) -> None:
 
     assert main(["export", "runs/demo", "--to", "model", "--step", "best"]) == 0
     assert "from_pretrained('model')" in capsys.readouterr().out
+    assert what_is_said_beside_training("model") == ""
     assert main(["report", "runs/demo", "--json"]) == 0
     assert Path(json.loads(capsys.readouterr().out)["path"]).is_file()
+
+
+def what_is_said_beside_training(model: str) -> str:
+    """Standard error, no terminal, of a run of a process of its own whose weights are loaded from a directory."""
+    Path("loaded.yaml").write_text(f"model: {{path: {model}}}" + CONFIG[CONFIG.index("\nalgorithm:") :])
+    return subprocess.run(
+        [sys.executable, "-m", "rollstock", "train", "loaded.yaml"], capture_output=True, text=True, check=True
+    ).stderr
 
 
 def test_the_run_directory_has_every_option_of_every_plugin(folder: Path) -> None:
