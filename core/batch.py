@@ -34,6 +34,7 @@ class Trajectory:
     step_rewards: Tensor | None = None  # [T] float32, for environments that reward single steps
     observations: Tensor | None = None  # [T, ...], for control policies
     actions: Tensor | None = None  # [T, ...], for control policies
+    routed_experts: Tensor | None = None  # [P + T, layers, k], the experts of each token in generation (see `Router`)
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
@@ -63,13 +64,16 @@ class Batch:
         finish_reasons: Sequence[str],
         metadata: Sequence[dict[str, Any]],
         whole_groups: bool = False,
+        prompt_columns: Mapping[str, Sequence[Tensor]] | None = None,
     ) -> None:
         """Take the columns as they are; `Batch.from_trajectories` is what most callers want.
 
         whole_groups: whoever cuts this batch, over workers or into micro-batches, must keep each group in one part.
+        prompt_columns: the part before the response, [P, ...] a trajectory, of token columns that have one.
         """
         self.whole_groups = whole_groups
         self.prompts = list(prompts)
+        self._prompt_columns = {name: list(parts) for name, parts in (prompt_columns or {}).items()}
         self.lengths = lengths
         self.task_ids = list(task_ids)
         self.finish_reasons = list(finish_reasons)
@@ -93,6 +97,12 @@ class Batch:
         for name in ("step_rewards", "observations", "actions"):
             if trajectories and all(getattr(t, name) is not None for t in trajectories):
                 tokens[name] = torch.cat([getattr(t, name) for t in trajectories])
+        prompt_columns: dict[str, list[Tensor]] = {}
+        routed = [t.routed_experts for t in trajectories if t.routed_experts is not None]
+        if routed and len(routed) == len(trajectories):
+            sizes = [len(t.prompt) for t in trajectories]
+            prompt_columns["routed_experts"] = [part[:size] for part, size in zip(routed, sizes, strict=True)]
+            tokens["routed_experts"] = torch.cat([part[size:] for part, size in zip(routed, sizes, strict=True)])
         rewards = [t.reward for t in trajectories]
         sequences = {
             "groups": torch.tensor([t.group for t in trajectories], dtype=torch.int64),
@@ -107,6 +117,7 @@ class Batch:
             task_ids=[t.task_id for t in trajectories],
             finish_reasons=[t.finish_reason for t in trajectories],
             metadata=[t.metadata for t in trajectories],
+            prompt_columns=prompt_columns,
         )
 
     def __len__(self) -> int:
@@ -218,7 +229,17 @@ class Batch:
             finish_reasons=[self.finish_reasons[i] for i in order],
             metadata=[self.metadata[i] for i in order],
             whole_groups=self.whole_groups,
+            prompt_columns={name: [parts[i] for i in order] for name, parts in self._prompt_columns.items()},
         )
+
+    def without(self, name: str) -> Batch:
+        """The same batch without one column, if it has it."""
+        if name not in self:
+            return self
+        less = self.select(range(len(self)))
+        for columns in (less._tokens, less._sequences, less._prompt_columns):
+            columns.pop(name, None)  # type: ignore[attr-defined]  # all three are dictionaries
+        return less
 
     @staticmethod
     def concat(batches: Iterable[Batch]) -> Batch:
@@ -238,6 +259,10 @@ class Batch:
             finish_reasons=[x for part in parts for x in part.finish_reasons],
             metadata=[x for part in parts for x in part.metadata],
             whole_groups=any(part.whole_groups for part in parts),
+            prompt_columns={
+                name: [column for part in parts for column in part._prompt_columns[name]]
+                for name in parts[0]._prompt_columns
+            },
         )
 
     def to(self, device: torch.device | str) -> Batch:
@@ -251,6 +276,7 @@ class Batch:
             finish_reasons=self.finish_reasons,
             metadata=self.metadata,
             whole_groups=self.whole_groups,
+            prompt_columns={name: [p.to(device) for p in parts] for name, parts in self._prompt_columns.items()},
         )
 
     def response(self, index: int) -> Tensor:
@@ -261,6 +287,18 @@ class Batch:
     def packed(self) -> PackedTokens:
         """Prompt and response of every trajectory as one stream, as models read it."""
         return PackedTokens.from_batch(self)
+
+    def packed_column(self, name: str) -> Tensor:
+        """[L, ...]: a token column that has values for prompts too, in the order of `packed`. Raises KeyError for
+        another."""
+        if name not in self._prompt_columns:
+            raise KeyError(f"no column {name!r} with values for prompts in this batch")
+        responses = self.flat(name).split(self.lengths.tolist())
+        return torch.cat([p for pair in zip(self._prompt_columns[name], responses, strict=True) for p in pair])
+
+    def prompt_column(self, name: str) -> list[Tensor]:
+        """What a column has for the prompt of each trajectory, [P, ...] each. Raises KeyError where it has nothing."""
+        return self._prompt_columns[name]
 
     def members(self) -> list[list[int]]:
         """The indices of each group's trajectories, groups in the order of their first one."""

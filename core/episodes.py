@@ -18,6 +18,7 @@ from rollstock.interfaces.environment import Environment, Message, Sample, Task
 from rollstock.interfaces.rollout import Completion, GenerationRequest, GenerationResult, Sampling
 from rollstock.metrics import Metric, Metrics, merge_metrics
 from rollstock.prompts import PromptCounts, Prompts
+from rollstock.routing import filled
 from rollstock.tokens import decode, encode_reply, end_ids
 
 Generate = Callable[[Sequence[GenerationRequest], Sampling], GenerationResult]
@@ -38,10 +39,16 @@ class Episode:
     turns: list[Message] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
     finish_reason: str = ""
+    routed: torch.Tensor | None = None
 
     def take(self, completion: Completion, text: str) -> None:
         """Append one turn of the policy."""
         self.tokens += completion.tokens
+        if completion.routed_experts is not None:
+            # A later turn reads the earlier ones again; what they were sampled with is what counts.
+            known = 0 if self.routed is None else len(self.routed)
+            new = completion.routed_experts[known:]
+            self.routed = new if self.routed is None else torch.cat([self.routed, new])
         self.mask += [True] * len(completion.tokens)
         self.logprobs += completion.logprobs
         self.versions += completion.versions
@@ -58,6 +65,7 @@ class Episode:
 
     def trajectory(self) -> Trajectory:
         """The episode as columns want it."""
+        length = len(self.prompt) + len(self.tokens)
         return Trajectory(
             prompt=torch.tensor(self.prompt, dtype=torch.int64),
             response=torch.tensor(self.tokens, dtype=torch.int64),
@@ -67,6 +75,7 @@ class Episode:
             group=self.group,
             task_id=self.task.id,
             finish_reason=self.finish_reason,
+            routed_experts=None if self.routed is None else filled(self.routed, length),
             metadata={"sample": self.sample()},
         )
 
@@ -157,8 +166,8 @@ class Player:
 
 
 def greedy(sampling: Sampling) -> Sampling:
-    """The same limits and stops, but the likeliest token always."""
-    return replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
+    """The same limits and stops, but the likeliest token always, and experts without noise."""
+    return replace(sampling, temperature=0.0, top_p=1.0, top_k=0, exploring=False)
 
 
 def length_metrics(episodes: Sequence[Episode]) -> Metrics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rollstock.episodes import Episode, greedy
@@ -43,7 +44,7 @@ class Evaluator:
         if self._settings.greedy:
             modes.append(("greedy", greedy(run.sampling), 1))
         if self._settings.samples:
-            modes.append(("sampled", run.sampling, self._settings.samples))
+            modes.append(("sampled", replace(run.sampling, exploring=False), self._settings.samples))
         tasks = run.tasks.heldout(self._settings.prompts)
         for mode, sampling, samples in modes:
             episodes, measured = run.player.play(

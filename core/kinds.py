@@ -17,7 +17,8 @@ class Kind:
 
     name: as in `kind:name`; interface: the class that its plugins derive from; role: what it does in the loop;
     section: the key of the config that chooses it, empty if none does yet; many: whether that key holds a list;
-    core_options: keys of its section that are the core's, not the plugin's.
+    optional: whether it may be left out, and is none then; core_options: keys of its section that are the core's, not
+    the plugin's.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Kind:
     role: str
     section: str
     many: bool = False
+    optional: bool = False
     core_options: tuple[str, ...] = ("name",)
 
     @property
@@ -48,7 +50,7 @@ KINDS: dict[str, Kind] = {
     for kind in (
         Kind("algorithm", "Algorithm", "turns rewards into advantages, and log-probs into a loss", "algorithm"),
         Kind("backend", "Backend", "holds a model and trains it", "backend"),
-        Kind("router", "Router", "chooses experts of a mixture-of-experts layer", ""),
+        Kind("router", "Router", "chooses experts of a mixture-of-experts layer", "router", optional=True),
         Kind("compressor", "Compressor", "shrinks what crosses a network", "compressor"),
         Kind("device", "Device", "is the chip: memory, streams, seeds, collectives", "device"),
         Kind("scheduler", "Scheduler", "decides sizes and places: batches, experts, workers", "scheduler"),

@@ -89,8 +89,8 @@ class RoutedTokens:
 
     keys [n] int64: a hash of the token and of all before it in its sequence (`prefix_keys`). It is the same in
     generation and in training, alone and beside others, so that whatever is drawn from it is, too. versions [n] int64:
-    the policy version that the token was read at in generation. captured [n, layers, k]: the experts that were
-    chosen then, `missing` of its type where nobody knows; None if nothing was captured. exploring: these are tokens to train
+    the policy version that the token was read at in generation. captured [n, layers, k]: the experts that were chosen
+    then, `missing` of its type where nobody knows; None if nothing was captured. exploring: these are tokens to train
     on, so that a router may add noise; in evaluation it should not.
     """
 
@@ -98,6 +98,12 @@ class RoutedTokens:
     versions: Tensor
     captured: Tensor | None = None
     exploring: bool = True
+
+    def part(self, start: int, end: int) -> RoutedTokens:
+        """The tokens from `start` on, up to but without `end`."""
+        captured = None if self.captured is None else self.captured[start:end]
+        keys, versions = self.keys[start:end], self.versions[start:end]
+        return RoutedTokens(keys=keys, versions=versions, captured=captured, exploring=self.exploring)
 
     def to(self, device: torch.device | str) -> RoutedTokens:
         """The same with the tensors on `device`."""
@@ -192,6 +198,12 @@ def token_keys(tokens: Tensor, positions: Tensor) -> Tensor:
 def captured_dtype(num_experts: int) -> torch.dtype:
     """The smallest type in which the experts of a token, and the mark of a missing one, can be kept."""
     return torch.uint8 if num_experts < torch.iinfo(torch.uint8).max + 1 else torch.int16
+
+
+def filled(captured: Tensor, length: int) -> Tensor:
+    """[length, layers, k]: captured experts of the first tokens of a sequence, the rest marked as missing."""
+    rest = length - len(captured)
+    return torch.cat([captured, captured.new_full((rest, *captured.shape[1:]), missing(captured.dtype))])
 
 
 def missing(dtype: torch.dtype) -> int:

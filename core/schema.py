@@ -110,7 +110,9 @@ class RewardLimitsSection:
     """The processes in which rewards run."""
 
     timeout_s: float = option(
-        30.0, "seconds that a reward may take for a sample before its process is ended", minimum=0.001
+        30.0,
+        "seconds that a reward may take for a sample (a batch, where it scores batches) before its process is ended",
+        minimum=0.001,
     )
     workers: int = option(2, "processes that score at the same time", minimum=1)
 
@@ -170,6 +172,9 @@ class RunConfig:
     scheduler: Section = option(REQUIRED, "what cuts batches")
     compressor: Section = option(REQUIRED, "what shrinks what crosses a network")
     trackers: list[Section] = option(REQUIRED, "what records metrics")
+    router: Section | None = option(
+        None, "what chooses the experts of a mixture-of-experts model; none: the model's own code, untouched"
+    )
     extensions: list[Section] = option([], "what wraps the stages of a step; the first is outermost")
     sampling: SamplingSection = option(SamplingSection(), "how responses are sampled")
     train: TrainSection = option(TrainSection(), "how long to train, and on how much at a time")

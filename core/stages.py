@@ -178,6 +178,8 @@ class CoreStages:
         actor, rollout = run.roles["actor"], run.roles["rollout"]
         run.version += 1
         rollout.call("load_weights", actor.call("weights"), run.version, run.executor.shares_memory)
+        if run.config.router:
+            rollout.call("load_router", actor.call("router_state"))
         ours, theirs = actor.call("fingerprint"), rollout.call("fingerprint")
         if ours != theirs:
             raise RunError(

@@ -25,11 +25,15 @@ _DRAWS: Final = 512  # how many steps of random numbers are drawn at once
 
 @dataclass(frozen=True)
 class Finished:
-    """One response: its tokens, their log-probs, and the stop id or string that ended it (None: its limit did)."""
+    """One response: its tokens, their log-probs, and the stop id or string that ended it (None: its limit did).
+
+    routed_experts [P + T - 1, layers, k]: of every token but the last, prompt included; None if nobody asks.
+    """
 
     tokens: list[int]
     logprobs: list[float]
     stop: int | str | None
+    routed_experts: Tensor | None = None
 
 
 class _Record:
@@ -41,12 +45,31 @@ class _Record:
         self.lengths = [0] * rows
         self.stops: list[int | str | None] = [None] * rows
         self.alive = torch.arange(rows)
+        self._prompt_experts: list[Tensor] = []  # of each row, [P, layers, k]
+        self._experts: Tensor | None = None  # [steps, rows, layers, k]
+
+    def capture_prompts(self, captured: Tensor | None, lengths: Sequence[int], rows: Tensor) -> None:
+        """Keep the experts of the prompts, of `lengths` tokens each, for the `rows` [B] that continue them."""
+        if captured is not None:
+            prompts = captured.split(list(lengths))
+            self._prompt_experts = [prompts[prompt] for prompt in rows.tolist()]
+            self._experts = captured.new_zeros((*self.tokens.shape, *captured.shape[1:]))
+
+    def capture_step(self, step: int, captured: Tensor | None) -> None:
+        """Keep the experts of the tokens that were sampled in `step`, of the rows still running."""
+        if captured is not None and self._experts is not None:
+            self._experts[step, self.alive] = captured
+
+    def _experts_of(self, row: int, length: int) -> Tensor | None:
+        if self._experts is None:
+            return None
+        return torch.cat([self._prompt_experts[row], self._experts[: max(length - 1, 0), row]])
 
     def finished(self) -> list[Finished]:
         """The responses, in the order of the rows that the batch began with."""
         tokens, logprobs = self.tokens.T.tolist(), self.logprobs.T.tolist()
         return [
-            Finished(tokens[row][:length], logprobs[row][:length], self.stops[row])
+            Finished(tokens[row][:length], logprobs[row][:length], self.stops[row], self._experts_of(row, length))
             for row, length in enumerate(self.lengths)
         ]
 
@@ -71,8 +94,9 @@ def run_batch(
     record = _Record(len(seeds), steps, device)
     streams = _Streams(seeds, [len(group.prompt) for group in groups for _ in group.members], steps)
     limit = torch.tensor(limits)
-    rows_of_prompts = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(device)
-    logits = decoder.start([group.prompt for group in groups], counts, steps)[rows_of_prompts]
+    rows_of_prompts = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    logits = decoder.start([group.prompt for group in groups], counts, steps)[rows_of_prompts.to(device)]
+    record.capture_prompts(decoder.captured, [len(group.prompt) for group in groups], rows_of_prompts)
     alive = record.alive.to(device)
     ends = (rules.flags == STOP_ID).nonzero()[:, 0]
     for step in range(steps):
@@ -98,6 +122,7 @@ def run_batch(
                 alive = record.alive.to(device)
                 tokens = tokens[rows.to(device)]
         logits = decoder.step(tokens)
+        record.capture_step(step, decoder.captured)
     return record.finished()
 
 

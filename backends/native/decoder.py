@@ -37,6 +37,10 @@ class Decoder(ABC):
     shares_prompts: bool
     """Whether the samples of a prompt share the memory of its keys and values."""
 
+    captured: Tensor | None = None
+    """[n, layers, k]: the experts of the tokens that `start` (prompts end to end) or `step` read last, on the CPU,
+    where a router asks for them."""
+
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.device = model.device
@@ -60,6 +64,9 @@ class Decoder(ABC):
     @abstractmethod
     def stop(self) -> None:
         """Forget the batch and free its memory."""
+
+    def release(self) -> None:
+        """Forget what was made of the weights. Called when the engine has no batch left, and when weights change."""
 
     @abstractmethod
     def bytes_per_token(self) -> int:

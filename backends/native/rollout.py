@@ -22,15 +22,19 @@ from rollstock import (
     Metrics,
     ModelSpec,
     Rollout,
+    Router,
     RunError,
     Sampling,
     UserError,
+    derive_seed,
     option,
 )
 from rollstock.backends.models import build_model
+from rollstock.backends.moe import RoutedModel
 from rollstock.backends.native.batch import Finished, run_batch
 from rollstock.backends.native.decoder import Decoder
 from rollstock.backends.native.planning import Footprint, Group, group_requests, next_batch, rows_that_fit
+from rollstock.backends.native.routed import RoutedDecoder
 from rollstock.backends.native.stopping import StopRules
 from rollstock.backends.native.trial import choose_decoder
 from rollstock.backends.native.weights import EngineWeights
@@ -52,10 +56,10 @@ class NativeConfig:
         0.8, "share of the free device memory that a batch may plan with", minimum=0.01, maximum=1.0
     )
     dtype: Literal["float32", "bfloat16", "float16"] = option("float32", "what the weights are held and run in")
-    decoder: Literal["auto", "shared", "plain"] = option(
+    decoder: Literal["auto", "lean", "shared", "plain"] = option(
         "auto",
-        "shared computes each prompt once for all its samples; plain runs the model as it is; "
-        "auto takes shared where its numbers are the model's own",
+        "shared computes each prompt once for all its samples; lean does so too, and takes its steps without the "
+        "model's modules; plain runs the model as it is; auto takes the fastest whose numbers are the model's own",
     )
 
 
@@ -67,6 +71,12 @@ class Native(Rollout[NativeConfig]):
     rounding of an edge.
     """
 
+    _router: Router[Any] | None = None
+
+    def use_router(self, router: Router[Any]) -> None:
+        """See `Rollout.use_router`."""
+        self._router = router
+
     def setup(self, model: ModelSpec, device: Device[Any], tokenizer: Any) -> None:
         """See `Rollout.setup`."""
         if self.config.min_batch > self.config.max_batch:
@@ -76,6 +86,10 @@ class Native(Rollout[NativeConfig]):
         self._device = device
         self._tokenizer = tokenizer
         built: Any = build_model(model)  # the type of its `to` is that of a decorator
+        # Looked into before it is rounded: the rule by which a router weighs shows best in float32.
+        routed = (
+            None if self._router is None else RoutedModel(built, self._router, seed=derive_seed(model.seed, "router"))
+        )
         built = built.to(device.torch_device(), getattr(torch, self.config.dtype))
         self._model: PreTrainedModel = built.eval().requires_grad_(False)
         self._weights = EngineWeights(self._model)
@@ -87,6 +101,8 @@ class Native(Rollout[NativeConfig]):
         self._largest = self.config.max_batch  # halved by every allocation that fails
         with torch.inference_mode():
             self._decoder, cached = choose_decoder(self._model, self.config.decoder)
+        self._routed = None if routed is None else RoutedDecoder(self._decoder, routed)
+        self._decoder = self._routed or self._decoder
         self._footprint = Footprint(cached, self._vocabulary, self._decoder.shares_prompts)
 
     @property
@@ -101,28 +117,33 @@ class Native(Rollout[NativeConfig]):
         response at a time fits into memory.
         """
         limits = [self._limit(request, sampling) for request in requests]
+        if self._routed is not None:
+            self._routed.version, self._routed.exploring = self._version, sampling.exploring
         rules = self._stop_rules(sampling)
         completions: list[Completion | None] = [None] * len(requests)
         for index, limit in enumerate(limits):
             if limit == 0:
-                completions[index] = Completion(tokens=[], logprobs=[], finish_reason="length", versions=[])
+                completions[index] = self._completion(Finished([], [], None, self._unread(requests[index])))
         started = time.perf_counter()
         capped = sum(_wanted(request, sampling) > limit for request, limit in zip(requests, limits, strict=True))
         metrics = _Counts(capped=capped)
         groups = group_requests(requests, [index for index, limit in enumerate(limits) if limit > 0])
-        while groups:
-            batch, rest = self._next(groups, limits)
-            finished = None
-            try:
-                finished = self._run(batch, requests, limits, sampling, rules, metrics)
-            except Exception as error:
-                self._shrink(batch, error, metrics)
-            if finished is None:  # only here is the error gone, and with it the memory that its traceback held
-                self._device.release_memory()
-                continue
-            for index, done in finished:
-                completions[index] = self._completion(done)
-            groups = rest
+        try:
+            while groups:
+                batch, rest = self._next(groups, limits)
+                finished = None
+                try:
+                    finished = self._run(batch, requests, limits, sampling, rules, metrics)
+                except Exception as error:
+                    self._shrink(batch, error, metrics)
+                if finished is None:  # only here is the error gone, and with it the memory that its traceback held
+                    self._device.release_memory()
+                    continue
+                for index, done in finished:
+                    completions[index] = self._completion(done)
+                groups = rest
+        finally:
+            self._decoder.release()
         return GenerationResult(
             completions=[completion for completion in completions if completion is not None],
             metrics=metrics.metrics(time.perf_counter() - started),
@@ -212,6 +233,12 @@ class Native(Rollout[NativeConfig]):
         self._largest = rows // 2
         metrics.halved += 1
 
+    def _unread(self, request: GenerationRequest) -> Tensor | None:
+        """The captured experts of a prompt that nothing is sampled for: all missing."""
+        if self._routed is None or not self._routed.captures:
+            return None
+        return self._routed.missing(len(request.prompt))
+
     def _completion(self, done: Finished) -> Completion:
         return Completion(
             tokens=done.tokens,
@@ -219,6 +246,7 @@ class Native(Rollout[NativeConfig]):
             finish_reason="length" if done.stop is None else "stop",
             versions=[self._version] * len(done.tokens),
             metadata={} if done.stop is None else {"stop": done.stop},
+            routed_experts=done.routed_experts,
         )
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int, *, alias: bool = False) -> None:
@@ -226,6 +254,7 @@ class Native(Rollout[NativeConfig]):
         self._weights.load(weights, alias=alias)
         self._version = version
         self._decoder.stop()
+        self._decoder.release()
 
     def fingerprint(self) -> str:
         """See `Rollout.fingerprint`. Where `dtype` rounds the weights, this is the fingerprint of what arrived."""

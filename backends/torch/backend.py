@@ -8,7 +8,7 @@ are left to other backends, cutting batches to the scheduler.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from rollstock import (
     Metrics,
     MicroBatch,
     ModelSpec,
+    Router,
     Totals,
     UserError,
     derive_seed,
@@ -32,12 +33,14 @@ from rollstock import (
 )
 from rollstock.backends.classification import classifier_config, saved_score_weight, score_weight_name
 from rollstock.backends.models import build_model, checkpoint_weights
+from rollstock.backends.moe import Record
 from rollstock.backends.torch import lora
 from rollstock.backends.torch.check import check_network
 from rollstock.backends.torch.config import TorchConfig
-from rollstock.backends.torch.layout import make_layout
+from rollstock.backends.torch.layout import Layout, make_layout
 from rollstock.backends.torch.network import VALUE_HEAD, Network
 from rollstock.backends.torch.optimizer import Optimizer
+from rollstock.backends.torch.routing import StreamRouting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,10 +56,19 @@ class TorchBackend(Backend[TorchConfig]):
     _optimizer: Optimizer | None
     _device: Device[Any]
 
+    _router: Router[Any] | None = None
+    _routing: StreamRouting | None = None
+
+    def use_router(self, router: Router[Any]) -> None:
+        """See `Backend.use_router`."""
+        self._router = router
+
     def setup(self, model: ModelSpec, device: Device[Any], *, trainable: bool, total_updates: int) -> None:
         """See `Backend.setup`. A model that gives other results packed than alone is refused here."""
         self._device = device
         built = build_model(model)
+        if self._router is not None:
+            self._routing = StreamRouting(built, self._router, model.seed)
         self._score_name = score_weight_name(built) if model.head == "score" else ""
         if trainable and self.config.lora.rank:
             lora.add_adapters(built, self.config.lora, derive_seed(model.seed, "lora"))
@@ -80,7 +92,8 @@ class TorchBackend(Backend[TorchConfig]):
         found = {name: torch.zeros(batch.num_tokens) for name in columns}
         parts = torch.arange(batch.num_tokens).split(batch.lengths.tolist())
         for indices in micro_batches:
-            outputs = self._outputs(batch.select(indices), columns, temperature)
+            with self._pass(batch.select(indices)) as (part, layout, _):
+                outputs = self._outputs(part, layout, columns, temperature)
             where = torch.cat([parts[i] for i in indices]) if indices else torch.zeros(0, dtype=torch.int64)
             for name, value in outputs.items():
                 found[name][where] = value.cpu()
@@ -102,14 +115,20 @@ class TorchBackend(Backend[TorchConfig]):
         measured: list[Metrics] = []
         self._optimizer.zero_grad()
         for indices in micro_batches:
-            part = batch.select(indices)
-            flat = self._outputs(part, outputs, temperature)
-            part = part.to(self._device.torch_device())
-            result = loss(MicroBatch(part, totals, {name: part.pad(value) for name, value in flat.items()}))
-            if result.value.requires_grad:
-                result.value.backward()
-            measured.append(result.metrics)
-        return merge_metrics([*measured, self._optimizer.step()])
+            with self._pass(batch.select(indices)) as (part, layout, record):
+                flat = self._outputs(part, layout, outputs, temperature)
+                here = part.to(self._device.torch_device())
+                result = loss(MicroBatch(here, totals, {name: here.pad(value) for name, value in flat.items()}))
+                value = result.value
+                measured.append(result.metrics)
+                if self._routing is not None and layout is not None and record is not None:
+                    balance, metrics = self._routing.observe(record, part, layout, totals)
+                    value = value if balance is None else value + balance
+                    measured.append(metrics)
+                if value.requires_grad:
+                    value.backward()
+        measured.append(self._optimizer.step())
+        return merge_metrics([*measured, {} if self._routing is None else self._routing.finish_update()])
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Backend.weights`. Without adapters these are the tensors in training themselves."""
@@ -167,13 +186,29 @@ class TorchBackend(Backend[TorchConfig]):
         if "_device" in self.__dict__:
             self._device.release_memory()
 
-    def _outputs(self, batch: Batch, names: Sequence[str], temperature: float) -> dict[str, Tensor]:
+    @contextmanager
+    def _pass(self, batch: Batch) -> Iterator[tuple[Batch, Layout | None, Record | None]]:
+        """Around one pass over a slice, its backward pass included: the slice, its layout (None where the policy chose
+        nothing), and what the router chooses in it, in runs that have one."""
+        if not bool(batch.flat("action_mask").any()):
+            yield batch, None, None
+        elif self._routing is None:
+            yield batch, make_layout(batch, share_prompts=self.config.share_prompts), None
+        else:
+            marks = self._routing.marks(batch)
+            layout = make_layout(batch, share_prompts=self.config.share_prompts, marks=marks)
+            tokens = self._routing.tokens(batch, layout).to(self._device.torch_device())
+            with self._routing.routed.routing(tokens) as record:
+                yield batch, layout, record
+
+    def _outputs(
+        self, batch: Batch, layout: Layout | None, names: Sequence[str], temperature: float
+    ) -> dict[str, Tensor]:
         """Flat `[N]` tensors on the device: the model's outputs where the policy chose the token, 0 elsewhere."""
         device = self._device.torch_device()
         chosen = batch.flat("action_mask").nonzero()[:, 0]
-        if len(chosen) == 0:
+        if layout is None:
             return {name: torch.zeros(batch.num_tokens, device=device) for name in names}
-        layout = make_layout(batch, share_prompts=self.config.share_prompts)
         where = layout.responses if self._network.head == "score" else layout.predicts
         index, targets = where[chosen], batch.flat("response")[chosen]
         with self._autocast():

@@ -7,7 +7,7 @@ and every response of the group attends to it and to itself. Which tensor operat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -45,7 +45,8 @@ class Call:
 class Layout:
     """L tokens of one stream, and where things are in it.
 
-    tokens, positions [L] int64: ids, and each token's place in its own sequence. longest: tokens of the longest
+    tokens, positions [L] int64: ids, and each token's place in its own sequence. source [L]: each token's index in the
+    packed batch, in which every trajectory stands alone (`Batch.packed`). longest: tokens of the longest
     sequence. predicts [N]: for each flat response token of the batch, the stream index of the token before it, which
     predicts it. responses [N]: the stream index of each response token itself. rows [R]: the stream index of each row
     of the calls, one call after the other; None: the rows are the stream. places [L]: for each stream token its row,
@@ -53,6 +54,7 @@ class Layout:
     """
 
     tokens: Tensor
+    source: Tensor
     positions: Tensor
     predicts: Tensor
     responses: Tensor
@@ -65,6 +67,7 @@ class Layout:
         """The same layout with its tensors on `device`."""
         return Layout(
             tokens=self.tokens.to(device),
+            source=self.source.to(device),
             positions=self.positions.to(device),
             predicts=self.predicts.to(device),
             responses=self.responses.to(device),
@@ -91,21 +94,24 @@ class _Segment:
         return self.parent.length if self.parent else 0
 
 
-def make_layout(batch: Batch, *, share_prompts: bool) -> Layout:
+def make_layout(batch: Batch, *, share_prompts: bool, marks: Sequence[Hashable] | None = None) -> Layout:
     """Lay out prompt and response of every trajectory. Raises ValueError for an empty prompt: nothing predicts its
     first token.
 
-    share_prompts: trajectories with equal prompt tokens share them; the outputs are the same to rounding.
+    share_prompts: trajectories with equal prompt tokens share them; the outputs are the same to rounding. marks: those
+    with different ones do not, even so.
     """
     if any(len(prompt) == 0 for prompt in batch.prompts):
         raise ValueError("a trajectory with an empty prompt has no token that predicts its first one")
-    families = _families(batch, share_prompts)
+    families = _families(batch, share_prompts, marks)
+    source = _source(batch, families)
     segments, own = _place(batch, families)
     calls, rows, places = _gather(segments)
     lengths = batch.lengths.tolist()
     before = [_before(own[i], len(batch.prompts[i]), n) for i, n in enumerate(lengths)]
     return Layout(
-        tokens=_tokens(batch, families),
+        tokens=batch.packed().tokens[source],
+        source=source,
         positions=_cat(torch.arange(s.offset, s.offset + s.length) for s in segments),
         predicts=_cat(before),
         responses=_cat(_own(own[i], len(batch.prompts[i]), n) for i, n in enumerate(lengths)),
@@ -116,7 +122,7 @@ def make_layout(batch: Batch, *, share_prompts: bool) -> Layout:
     )
 
 
-def _families(batch: Batch, share_prompts: bool) -> list[list[int]]:
+def _families(batch: Batch, share_prompts: bool, marks: Sequence[Hashable] | None) -> list[list[int]]:
     """Trajectories that share a prompt, shortest response first; families in ascending length of their first member.
 
     That is the order in which calls take them, so that with equal lengths the stream need not be rearranged.
@@ -124,9 +130,9 @@ def _families(batch: Batch, share_prompts: bool) -> list[list[int]]:
     lengths = batch.lengths.tolist()
     if not share_prompts:
         return [[i] for i in sorted(range(len(batch)), key=lambda i: len(batch.prompts[i]) + lengths[i])]
-    found: dict[tuple[int, ...], list[int]] = {}
+    found: dict[Hashable, list[int]] = {}
     for i, prompt in enumerate(batch.prompts):
-        found.setdefault(tuple(prompt.tolist()), []).append(i)
+        found.setdefault((tuple(prompt.tolist()), marks[i] if marks else None), []).append(i)
     members = [sorted(family, key=lambda i: lengths[i]) for family in found.values()]
     return sorted(members, key=lambda family: len(batch.prompts[family[0]]) + (len(family) == 1) * lengths[family[0]])
 
@@ -172,13 +178,20 @@ def _own(own: _Segment, prompt: int, length: int) -> Tensor:
     return torch.arange(start, start + length)
 
 
-def _tokens(batch: Batch, families: list[list[int]]) -> Tensor:
-    """The ids in the order of `_place`."""
-    responses = batch.flat("response").split(batch.lengths.tolist())
+def _source(batch: Batch, families: list[list[int]]) -> Tensor:
+    """For each token of the stream, its index in the packed batch; the order is that of `_place`."""
+    lengths = batch.lengths.tolist()
     first: list[Tensor] = []
     second: list[Tensor] = []
+    prompts: list[Tensor] = []
+    responses: list[Tensor] = []
+    end = 0
+    for prompt, length in zip(batch.prompts, lengths, strict=True):
+        prompts.append(torch.arange(end, end + len(prompt)))
+        responses.append(torch.arange(end + len(prompt), end + len(prompt) + length))
+        end += len(prompt) + length
     for members in families:
-        first.append(batch.prompts[members[0]])
+        first.append(prompts[members[0]])
         (first if len(members) == 1 else second).extend(responses[i] for i in members)
     return _cat([*first, *second])
 

@@ -25,6 +25,8 @@ def complete_config(config: RunConfig, manager: PluginManager) -> RunConfig:
     for kind in KINDS.values():
         if kind.section:
             found = getattr(config, kind.section)
+            if found is None:
+                continue
             completed = [manager.complete(kind.name, section) for section in (found if kind.many else [found])]
             changes[kind.section] = completed if kind.many else completed[0]
     whole = dataclasses.replace(config, **changes)  # type: ignore[arg-type]  # the types follow from the kinds

@@ -129,5 +129,5 @@ def sections(config: RunConfig) -> Iterator[tuple[str, Section]]:
     for kind in KINDS.values():
         if kind.section:
             found = getattr(config, kind.section)
-            for index, section in enumerate(found if kind.many else [found]):
+            for index, section in enumerate(found if kind.many else [found] if found else []):
                 yield (f"{kind.section}.{index}" if kind.many else kind.section), section

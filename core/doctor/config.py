@@ -51,8 +51,8 @@ def examine_config(config: RunConfig) -> list[Finding]:
 def _sections(config: RunConfig, manager: PluginManager) -> Iterator[Finding]:
     """What is wrong with each plugin that the config names; a run would stop at the first."""
     for kind in KINDS.values():
-        found = getattr(config, kind.section) if kind.section else []
-        for index, section in enumerate(found if kind.many else [found] if kind.section else []):
+        found = getattr(config, kind.section) if kind.section else None
+        for index, section in enumerate(found if kind.many else [found] if found else []):
             try:
                 manager.complete(kind.name, section)
             except RollstockError as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rollstock.errors import UserError
 from rollstock.plugin import C, Plugin
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rollstock.batch import Batch
     from rollstock.interfaces.device import Device
     from rollstock.interfaces.model import ModelSpec
+    from rollstock.interfaces.router import Router
     from rollstock.metrics import Metrics
     from rollstock.micro import LossFunction, Totals
 
@@ -42,6 +44,17 @@ class Backend(Plugin[C]):
         A model that is not `trainable` (a reference) gets no optimizer. `total_updates` is the number of calls of
         `update` that the run will make, for learning-rate schedules. Raises UserError for a model that cannot be had.
         """
+
+    def use_router(self, router: Router[Any]) -> None:
+        """Let a router choose the experts; called once, before `setup`, in runs whose config names one.
+
+        The backend tells it of its layers in `setup`, with the seed `derive_seed(model.seed, "router")`, adds its loss
+        and metrics named `moe/...` in `update`, and tells it of the load after that. Raises UserError for a backend
+        that cannot replace the choice of a model, as all are taken to be.
+        """
+        raise UserError(
+            f"backend {self.plugin_name!r} cannot replace the choice of experts; leave `router` out of the config"
+        )
 
     @abstractmethod
     def forward(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from rollstock.errors import UserError
 from rollstock.plugin import C, Plugin
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from rollstock.interfaces.device import Device
     from rollstock.interfaces.model import ModelSpec
+    from rollstock.interfaces.router import Router
     from rollstock.metrics import Metrics
 
 
@@ -23,7 +25,8 @@ class Sampling:
 
     stop: strings that end a response when they appear in its decoded text (they stay in it); stop_token_ids: ids that
     do, the model's end-of-sequence ids always among them. min_new_tokens: until a response has so many, no stop id is
-    chosen and no stop string ends it; its log-probs are those of the distribution before that cut.
+    chosen and no stop string ends it; its log-probs are those of the distribution before that cut. exploring: the
+    responses are to train on, so that a router may add noise; False in evaluation.
     """
 
     temperature: float = 1.0
@@ -33,6 +36,7 @@ class Sampling:
     min_new_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    exploring: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,9 @@ class Completion:
 
     logprobs: nats, at the sampling temperature, of the whole distribution (before top-k and top-p cut it), so that the
     trainer recomputes the same number; greedy decoding reports them at temperature 1. finish_reason: `stop` (a stop id
-    or string, which is the last of the tokens) or `length`. versions: the policy version of each token.
+    or string, which is the last of the tokens) or `length`. versions: the policy version of each token. routed_experts
+    [P + T - 1, layers, k], in the type of `rollstock.routing.captured_dtype`: the experts that each token but the last
+    was given, prompt included, where the router asks for them.
     """
 
     tokens: list[int]
@@ -61,6 +67,7 @@ class Completion:
     finish_reason: str
     versions: list[int]
     metadata: dict[str, Any] = field(default_factory=dict)
+    routed_experts: Tensor | None = None
 
 
 @dataclass
@@ -77,6 +84,16 @@ class Rollout(Plugin[C]):
     @abstractmethod
     def setup(self, model: ModelSpec, device: Device[Any], tokenizer: Any) -> None:
         """Build the engine; called once, before everything else. `tokenizer` is a Hugging Face one, or None."""
+
+    def use_router(self, router: Router[Any]) -> None:
+        """Let a router choose the experts; called once, before `setup`, in runs whose config names one.
+
+        The engine tells it of its layers in `setup`, with the seed `derive_seed(model.seed, "router")`. Raises
+        UserError for an engine that cannot replace the choice of a model, as all are taken to be.
+        """
+        raise UserError(
+            f"rollout {self.plugin_name!r} cannot replace the choice of experts; leave `router` out of the config"
+        )
 
     @abstractmethod
     def generate(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> GenerationResult:

@@ -15,6 +15,7 @@ from rollstock.interfaces.algorithm import Algorithm
 from rollstock.interfaces.backend import Backend, BackendState
 from rollstock.interfaces.device import Device
 from rollstock.interfaces.model import HEAD_OUTPUTS, ModelSpec
+from rollstock.interfaces.router import Router
 from rollstock.interfaces.scheduler import Scheduler
 from rollstock.manager import make_manager
 from rollstock.metrics import Metric, Metrics, merge_metrics
@@ -22,6 +23,9 @@ from rollstock.micro import Loss, MicroBatch, Totals
 
 if TYPE_CHECKING:
     from rollstock.schema import RunConfig
+
+ROUTER_STATE = "router"
+"""Where a role's state keeps its router's, beside the backend's values."""
 
 
 class ModelWorker:
@@ -47,12 +51,15 @@ class ModelWorker:
         # Nobody sampled what an offline algorithm trains on, so no sampling temperature is its.
         self.temperature = 1.0 if self.algorithm.offline else config.sampling.temperature or 1.0
         self.backend = manager.create_as(Backend, {**config.backend, **config.role(role).backend})
+        self.router = manager.create_as(Router, config.router) if config.router else None
+        if self.router is not None:
+            self.backend.use_router(self.router)
         self.backend.setup(model, self.device, trainable=role != "reference", total_updates=total_updates)
 
     @register(dispatch="scatter")
     def forward(self, batch: Batch, columns: Sequence[str]) -> dict[str, list[Tensor]]:
         """What the model says of each response, without gradients: for each column a tensor `[T]` a trajectory."""
-        cuts = self._cuts(batch)
+        batch, cuts = self._own(batch), self._cuts(batch)
         found = self.backend.forward(batch, columns, temperature=self.temperature, micro_batches=cuts)
         lengths = batch.lengths.tolist()
         return {name: list(value.split(lengths)) for name, value in found.items()}
@@ -65,14 +72,16 @@ class ModelWorker:
         critic = self.role == "critic"
         outputs = ["values"] if critic else sorted(self.algorithm.training_outputs())
         metrics = self.backend.update(
-            batch,
+            self._own(batch),
             self._critic_loss if critic else self._actor_loss,
             outputs=outputs,
             temperature=self.temperature,
             micro_batches=self._cuts(batch),
             totals=totals,
         )
-        return {name if "/" in name else f"{self.role}/{name}": metric for name, metric in metrics.items()}
+        named = {name if "/" in name else f"{self.role}/{name}": metric for name, metric in metrics.items()}
+        # Actor and critic have experts each, whose loads do not add up.
+        return {f"critic/{name}" if critic and name.startswith("moe/") else name: named[name] for name in named}
 
     @register(dispatch="scatter")
     def measure(self, batch: Batch, totals: Totals, algorithm_state: Mapping[str, Any]) -> Metrics:
@@ -98,13 +107,25 @@ class ModelWorker:
 
     @register()
     def state(self) -> BackendState:
-        """The backend's state, for a checkpoint."""
-        return self.backend.state()
+        """The backend's state with the router's, for a checkpoint."""
+        state = self.backend.state()
+        if self.router is not None:
+            state.values = {**state.values, ROUTER_STATE: self.router.state()}
+        return state
 
     @register()
     def load_state(self, state: BackendState) -> None:
-        """Take back the backend's state."""
-        self.backend.load_state(state)
+        """Take back the backend's state and the router's."""
+        values = dict(state.values)
+        kept = values.pop(ROUTER_STATE, None)
+        self.backend.load_state(BackendState(state.tensors, values))
+        if self.router is not None and kept is not None:
+            self.router.load_state(kept)
+
+    @register(dispatch="rank_zero")
+    def router_state(self) -> dict[str, Any]:
+        """What the generators' router must know to choose as this one does; empty without a router."""
+        return {} if self.router is None else self.router.state()
 
     @register(dispatch="rank_zero")
     def save_config(self, path: Path) -> None:
@@ -124,6 +145,11 @@ class ModelWorker:
     def close(self) -> None:
         """Let go of the device."""
         self.backend.close()
+
+    def _own(self, batch: Batch) -> Batch:
+        """What this role may see: the experts that the policy chose are the actor's alone, since another model's route
+        is another."""
+        return batch if self.role == "actor" else batch.without("routed_experts")
 
     def _cuts(self, batch: Batch) -> list[list[int]]:
         if batch.whole_groups:

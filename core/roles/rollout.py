@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ from rollstock.dispatch import register
 from rollstock.interfaces.device import Device
 from rollstock.interfaces.model import ModelSpec
 from rollstock.interfaces.rollout import GenerationRequest, GenerationResult, Rollout, Sampling
+from rollstock.interfaces.router import Router
 from rollstock.manager import make_manager
 from rollstock.tokens import load_tokenizer
 
@@ -27,6 +28,9 @@ class RolloutWorker:
         self.device = manager.create_as(Device, config.device)
         self.device.activate(rank if world_size > 1 else 0)
         self.engine = manager.create_as(Rollout, {**config.rollout, **config.role("rollout").backend})
+        self.router = manager.create_as(Router, config.router) if config.router else None
+        if self.router is not None:
+            self.engine.use_router(self.router)
         self.engine.setup(model, self.device, load_tokenizer(config.model))
 
     @register(dispatch="scatter")
@@ -40,6 +44,12 @@ class RolloutWorker:
     def load_weights(self, weights: Sequence[tuple[str, Tensor]], version: int, alias: bool) -> None:
         """Take the trainer's weights; see `Rollout.load_weights`."""
         self.engine.load_weights(weights, version, alias=alias)
+
+    @register()
+    def load_router(self, state: Mapping[str, Any]) -> None:
+        """Take the state of the trainer's router."""
+        if self.router is not None:
+            self.router.load_state(state)
 
     @register()
     def fingerprint(self) -> str:
