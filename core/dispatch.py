@@ -104,7 +104,7 @@ def gather(results: Sequence[Any], shares: Shares) -> Any:
     Columns come as lists of one tensor a trajectory, and are gathered as one flat tensor.
     """
     first = results[0]
-    if isinstance(first, dict) and first and all(isinstance(value, list) for value in first.values()):
+    if isinstance(first, dict) and first and all(_is_column(value) for value in first.values()):
         indices = shares.indices or [list(range(len(next(iter(first.values())))))]
         return {name: torch.cat(_placed([result[name] for result in results], indices)) for name in first}
     if len(results) == 1:
@@ -117,6 +117,10 @@ def gather(results: Sequence[Any], shares: Shares) -> Any:
         placed = _placed([result.completions for result in results], shares.indices)
         return GenerationResult(placed, merge_metrics(result.metrics for result in results))
     raise RunError(f"a scattered call cannot gather {type(first).__name__}")
+
+
+def _is_column(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, torch.Tensor) for item in value)
 
 
 def _placed(parts: Sequence[Sequence[Any]], indices: Sequence[Sequence[int]]) -> list[Any]:
