@@ -46,6 +46,7 @@ class SharedBatch:
         self.layers: dict[int, LayerCache] = {}
         self.chunk = (0, 0)  # the prompts of the prefill under way: first and one behind the last
         self.generated = 0  # tokens in every tail, the one being computed included
+        self.settings: dict[int, tuple[float, int | None]] = {}  # of each layer: the scale of scores, and the window
         self.windows: set[int] = set()  # of the layers with a sliding window
         self._masks: dict[tuple[int, int | None], Tensor | None] = {}
         self.place_rows(torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)))
@@ -141,10 +142,20 @@ def shared_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [L, H, D] each
     if batch.generated == 0:
+        batch.settings[index] = (scale, sliding_window)
         output = _prefill(batch, batch.layer(index), *rows, scale=scale, window=sliding_window)
     else:
         output = _decode(batch, batch.layer(index), *rows, scale=scale, window=sliding_window)
     return output[None], None
+
+
+def decode_rows(batch: SharedBatch, index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of a decoding step in the layer `index`, as the prefill was told to do it: one token of each row.
+
+    query `[B, H, D]`, key and value `[B, Hkv, D]`; returns `[B, H, D]`.
+    """
+    scale, window = batch.settings[index]
+    return _decode(batch, batch.layer(index), query, key, value, scale=scale, window=window)
 
 
 def _prefill(

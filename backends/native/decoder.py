@@ -65,6 +65,7 @@ class Decoder(ABC):
     def stop(self) -> None:
         """Forget the batch and free its memory."""
 
+    @abstractmethod
     def release(self) -> None:
         """Forget what was made of the weights. Called when the engine has no batch left, and when weights change."""
 
@@ -141,6 +142,9 @@ class SharedDecoder(Decoder):
         """See `Decoder.stop`."""
         self._batch = None
 
+    def release(self) -> None:
+        """See `Decoder.release`; the model's own tensors are all that there is."""
+
     def bytes_per_token(self) -> int:
         """See `Decoder.bytes_per_token`."""
         assert self._batch is not None
@@ -190,6 +194,9 @@ class PlainDecoder(Decoder):
     def stop(self) -> None:
         """See `Decoder.stop`."""
         self._cache = None
+
+    def release(self) -> None:
+        """See `Decoder.release`; the model's own tensors are all that there is."""
 
     def bytes_per_token(self) -> int:
         """See `Decoder.bytes_per_token`."""

@@ -73,6 +73,10 @@ class RoutedDecoder(Decoder):
         self.captured = None
         self.inner.stop()
 
+    def release(self) -> None:
+        """See `Decoder.release`."""
+        self.inner.release()
+
     def bytes_per_token(self) -> int:
         """See `Decoder.bytes_per_token`."""
         return self.inner.bytes_per_token()

@@ -17,6 +17,7 @@ from torch import Tensor
 from rollstock import UserError
 from rollstock.backends.native.attention import UnsupportedAttentionError
 from rollstock.backends.native.decoder import Decoder, PlainDecoder, SharedDecoder
+from rollstock.backends.native.lean import LeanDecoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,25 +28,26 @@ _PROMPTS = ((0, 1, 1), (1, 1, 0, 1, 0))  # ids that even the smallest vocabulary
 _TOKENS = (1, 0)
 
 
-def choose_decoder(model: PreTrainedModel, choice: Literal["auto", "shared", "plain"]) -> tuple[Decoder, int]:
+def choose_decoder(model: PreTrainedModel, choice: Literal["auto", "lean", "shared", "plain"]) -> tuple[Decoder, int]:
     """The decoder for a model, and the bytes that a token of one row takes in its cache.
 
-    auto: shared prompts, if they give the logits of the model's own forward, else plain. Raises UserError if the model
-    can be run in neither way, or not in the one chosen.
+    auto: the fastest way that gives the logits of the model's own forward: steps without modules, then shared prompts,
+    then plain. Raises UserError if the model can be run in none of these ways, or not in the one chosen.
     """
     own = model.config._attn_implementation
-    plain = PlainDecoder(model) if choice != "shared" else None
+    plain = PlainDecoder(model) if choice in ("auto", "plain") else None
+    kinds = {"auto": (LeanDecoder, SharedDecoder), "lean": (LeanDecoder,), "shared": (SharedDecoder,), "plain": ()}
     reason: str | None = None
-    if choice != "plain":
-        reference = _own_logits(model)
+    reference = _own_logits(model) if choice != "plain" else {}
+    for kind in kinds[choice]:
         try:
-            shared = SharedDecoder(model)
+            shared = kind(model)
             return shared, _try_shared(shared, reference)
         except UnsupportedAttentionError as unsupported:
             reason = str(unsupported)
         model.set_attn_implementation(own)
     if plain is None:
-        raise UserError(f"rollout.decoder: shared prompts do not work with this model: {reason}; choose auto or plain")
+        raise UserError(f"rollout.decoder: {choice} does not work with this model: {reason}; choose auto or plain")
     if reason is not None:
         _log.warning("native rollout: no shared prompts, since %s; prompts are run one length at a time", reason)
     return plain, _run(plain, _PROMPTS[:1])[1]
@@ -88,4 +90,5 @@ def _run(decoder: Decoder, prompts: Sequence[tuple[int, ...]]) -> tuple[dict[tup
         logits = decoder.step(torch.full((len(rows),), token, device=decoder.device))
         found |= {prompt + _TOKENS[:count]: logits[i] for i, prompt in enumerate(rows)}
     decoder.stop()
+    decoder.release()
     return found, size
