@@ -85,13 +85,13 @@ class DAPO(GroupRelative[DAPOConfig]):
         return batch.scores - self.penalty(batch)
 
     def penalty(self, batch: Batch) -> Tensor:
-        """`[B]`: what each response loses for its length; 0 without a buffer. Raises ConfigError before a run has told
-        its limit, if no option does."""
+        """`[B]`: what each response loses for the tokens that the policy chose; 0 without a buffer. Raises ConfigError
+        before a run has told its limit, if no option does."""
         if not self.config.overlong_buffer:
             return torch.zeros_like(batch.scores)
         if self._limit is None:
             raise ConfigError("overlong_buffer needs a limit: set overlong_limit, or start a run, which has one")
-        found = F.overlong_penalty(batch.lengths, limit=self._limit, buffer=self.config.overlong_buffer)
+        found = F.overlong_penalty(batch.mask.sum(dim=1), limit=self._limit, buffer=self.config.overlong_buffer)
         return self.config.overlong_scale * found
 
     def loss(self, micro: MicroBatch) -> Loss:
