@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +111,7 @@ def refuse_silent_failures(config: RunConfig, algorithm: Algorithm[Any], extensi
             f"train.mini_batches: {train.mini_batches} is more than the {train.prompts_per_step} groups of a step "
             "(train.prompts_per_step); groups are not cut"
         )
+    problems += _idle_roles(config)
     if train.critic_warmup and algorithm.actor_head() == "lm+value":
         problems.append(
             f"train.critic_warmup: {train.critic_warmup} is for a critic of its own. Here the policy's model has the "
@@ -124,6 +125,25 @@ def refuse_silent_failures(config: RunConfig, algorithm: Algorithm[Any], extensi
         problems.append("rewards: every weight is 0, so every reward would be 0; give one of them a weight")
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def _idle_roles(config: RunConfig) -> Iterator[str]:
+    """What the section `roles` says and nobody would do."""
+    for name in (field.name for field in dataclasses.fields(config.roles)):
+        placed = config.role(name)
+        if placed.devices and len(placed.devices) != placed.count:
+            yield (
+                f"roles.{name}.devices: {placed.devices} must name one device for each of its workers, and "
+                f"roles.{name}.count is {placed.count}"
+            )
+    reward = config.roles.reward
+    if reward.count > 1:
+        yield (
+            f"roles.reward.count: {reward.count} workers would wait for the first, which scores in processes of its "
+            "own; set reward_limits.workers instead"
+        )
+    if reward.backend:
+        yield f"roles.reward.backend: {reward.backend} does nothing, since rewards have no backend; leave it out"
 
 
 def model_spec(config: RunConfig, tokenizer: Any) -> ModelSpec:
@@ -239,6 +259,7 @@ def worker_spec(config: RunConfig, role: str, tokenizer: Any, *, head: Head = "l
             "seed": derive_seed(config.train.seed, "environment"),
             "timeout_s": config.reward_limits.timeout_s,
             "num_processes": config.reward_limits.workers,
+            "device": config.device,
         }
         return make(factory=RewardWorker, kwargs=kwargs)
     model = model_spec(config, tokenizer)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rollstock.errors import UserError
 from rollstock.plugin import C, Plugin
@@ -36,6 +36,9 @@ class BackendState:
 
 class Backend(Plugin[C]):
     """Trains one model of one role. Batches come from and go back to the CPU; what happens between is the backend's."""
+
+    trains_together: ClassVar[bool] = False
+    """Whether the workers of a role add up their gradients, so that several of them train one model."""
 
     @abstractmethod
     def setup(self, model: ModelSpec, device: Device[Any], *, trainable: bool, total_updates: int) -> None:

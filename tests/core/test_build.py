@@ -27,6 +27,33 @@ def test_rewards_that_cannot_teach_anything_are_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["roles.actor.devices=[7]"], r"roles\.actor\.devices: \[7\] cannot be had: the executor 'local' keeps"),
+        (["roles.rollout.count=2", "roles.rollout.devices=[0,1]"], r"roles\.rollout\.devices: \[0, 1\] cannot be had"),
+        (["roles.actor.devices=[0,1]"], r"must name one device for each of its workers, and roles\.actor\.count is 1"),
+        (["roles.actor.count=2"], r"roles\.actor\.count: 2 workers would each train a model of their own"),
+        (["algorithm=ppo", "roles.critic.count=2"], r"roles\.critic\.count: 2 workers would each train"),
+        (["roles.reward.count=2"], r"roles\.reward\.count: 2 .*set reward_limits\.workers instead"),
+        (["roles.reward.backend={dtype: float32}"], r"roles\.reward\.backend: .* does nothing"),
+    ],
+)
+def test_roles_that_would_not_be_what_the_config_says_are_refused(
+    tmp_path: Path, small_run: Callable[..., Any], overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(small_run(tmp_path / "run", *overrides))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_first_device_may_be_named_and_a_reference_may_have_several_workers(
+    tmp_path: Path, small_run: Callable[..., Any]
+) -> None:
+    overrides = ["roles.actor.devices=[0]", "algorithm={name: ppo, kl_coef: 0.1}", "roles.reference.count=2"]
+    assert train(small_run(tmp_path / "run", *overrides), dry_run=True).status == "checked"
+
+
 def test_a_tokenizer_that_does_not_fit_the_tasks_is_refused_before_anything_is_written(
     tmp_path: Path, small_run: Callable[..., Any]
 ) -> None:
