@@ -19,7 +19,7 @@ READERS = {
     "group_1110": [FUNCTIONAL],
     "group_of_one": [FUNCTIONAL],
     "empty_response": [FUNCTIONAL, "tests/algorithms/test_ppo.py"],
-    "cispo": [LOSSES],
+    "cispo": [LOSSES, "tests/algorithms/test_cispo.py"],
     "dual_clip": [LOSSES],
     "kl_estimators": [LOSSES],
     "entropy": ["tests/algorithms/test_logprobs.py"],

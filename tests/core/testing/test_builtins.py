@@ -68,6 +68,19 @@ SPECIAL: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
         {"options": {"k": 2}},
         {"options": {"estimator": "leave_one_out", "scale": "unbiased", "lone": "raw"}},
     ],
+    "algorithm:gspo": lambda folder: [
+        {},
+        {"options": {"level": "token", "clip": 0.2, "kl_coef": 0.1}},
+        {"options": {"clip": 0.1, "clip_high": None, "dual_clip": 3.0, "aggregation": "token_mean"}},
+    ],
+    "algorithm:cispo": lambda folder: [{}, {"options": {"clip": 0.2, "clip_high": 0.28, "entropy_coef": 0.01}}],
+    "algorithm:gmpo": lambda folder: [{}, {"options": {"clip": 0.1, "clip_high": 0.2, "kl_coef": 0.1}}],
+    "algorithm:sapo": lambda folder: [{}, {"options": {"tau_pos": 0.5, "tau_neg": 3.0, "aggregation": "token_mean"}}],
+    "algorithm:clip_cov": lambda folder: [
+        {},
+        {"options": {"fraction": 0.3, "cov_low": 0.1, "clip_high": 0.28, "kl_coef": 0.1}},
+    ],
+    "algorithm:kl_cov": lambda folder: [{}, {"options": {"fraction": 0.3, "cov_kind": "k2", "entropy_coef": 0.01}}],
     "algorithm:ppo": lambda folder: [
         {},
         {"options": {"kl_reward_coef": 0.1, "kl_control": "horizon", "kl_coef": 0.1, "value_clip": None}},
