@@ -162,9 +162,9 @@ def check_validation(case: ExtensionCase) -> None:
     config = tiny_config(case.directory / "unused", case.sections)
     algorithm = make_manager().create_as(Algorithm, config.algorithm)
     problems: object = case.subject.make().validate(config, algorithm)
-    is_list = isinstance(problems, Sequence) and not isinstance(problems, str)
+    is_list = isinstance(problems, list | tuple) and all(isinstance(problem, str) for problem in problems)
     expect(
-        is_list and all(isinstance(problem, str) for problem in problems),
+        is_list,
         f"`validate` gives {problems!r}",
         mend="return a list of sentences, empty when all is well",
     )

@@ -7,11 +7,11 @@ begins before it.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rollstock import ConfigError, Extension, Metric, hookimpl, option
+from rollstock import Algorithm, Extension, Metric, RunConfig, hookimpl, option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,15 +34,19 @@ class OverlongPenalty(Extension[OverlongPenaltyConfig]):
     Length is that of the whole response, the other side's turns included, as the token limit counts it.
     """
 
-    @hookimpl
-    def rollstock_run_start(self, run: Run) -> None:
-        """Refuse a buffer that would punish responses of every length."""
-        limit = self._limit(run)
+    def validate(self, config: RunConfig, algorithm: Algorithm[Any]) -> Sequence[str]:
+        """A buffer that would punish responses of every length, a penalty of nothing, or scores that nobody gives."""
+        if algorithm.offline:
+            return ["nobody scores under an offline algorithm: leave it out"]
+        if self.config.scale == 0:
+            return ["`scale` 0 takes nothing off any score: give it a size, or leave the extension out"]
+        limit = config.sampling.max_new_tokens if self.config.limit is None else self.config.limit
         if self.config.buffer > limit:
-            raise ConfigError(
-                f"extension {self.plugin_name!r}: buffer ({self.config.buffer}) is longer than the limit of {limit} "
-                "response tokens, so that even empty responses would be punished; make it smaller"
-            )
+            return [
+                f"buffer ({self.config.buffer}) is longer than the limit of {limit} response tokens, so that even "
+                "empty responses would be punished; make it smaller"
+            ]
+        return ()
 
     @hookimpl(wrapper=True)
     def rollstock_score(self, run: Run, batch: Batch) -> Generator[None, bool | None, bool | None]:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rollstock import Batch, ConfigError, Sampling, Trajectory, hookimpl
+from rollstock import Batch, Sampling, Trajectory, hookimpl
 from rollstock.manager import make_manager
 from rollstock.plugins.extensions.overlong_penalty import OverlongPenalty, OverlongPenaltyConfig
 
@@ -88,7 +88,18 @@ def test_an_empty_response_is_not_punished():
     assert batch.scores.tolist() == [0.0, -1.0]
 
 
-def test_a_buffer_longer_than_the_limit_is_refused_at_the_start():
-    with pytest.raises(ConfigError, match=r"buffer \(30\) is longer than the limit of 20"):
-        OverlongPenalty(OverlongPenaltyConfig(buffer=30)).rollstock_run_start(run_with())
-    OverlongPenalty(OverlongPenaltyConfig(buffer=20)).rollstock_run_start(run_with())
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"buffer": 30}, "buffer (30) is longer than the limit of 20 response tokens, so that even empty"),
+        ({"buffer": 11, "limit": 10}, "buffer (11) is longer than the limit of 10"),
+        ({"buffer": 4, "scale": 0.0}, "takes nothing off any score"),
+        ({"buffer": 20}, ""),
+    ],
+)
+def test_a_penalty_of_nothing_or_on_everything_is_refused(options, problem):
+    config = SimpleNamespace(sampling=Sampling(max_new_tokens=20))
+    extension = OverlongPenalty(OverlongPenaltyConfig(**options))
+    found = extension.validate(config, SimpleNamespace(offline=False))
+    assert [problem in sentence for sentence in found] == ([True] if problem else [])
+    assert "offline" in extension.validate(config, SimpleNamespace(offline=True))[0]

@@ -310,6 +310,23 @@ def test_a_mismatch_is_measured_and_corrected_under_any_algorithm(steps_of_run, 
     assert other["train/num_action_tokens"] == first["train/num_action_tokens"]
 
 
+@pytest.mark.parametrize("options", [{"level": "sequence"}, {"outside": "mask", "cap": 1.5, "denominator": "kept"}])
+@pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean"])
+def test_how_a_batch_is_cut_changes_no_corrected_gradient(steps_of_run, options, aggregation):
+    algorithm = {"name": "grpo", "group_size": 4, "aggregation": aggregation}
+    extensions = [{"name": "rollout_correction", **options}, "perturbed"]
+    found = []
+    with installed("extension", "perturbed", Perturbed):
+        for tokens in (10_000, 8):
+            scheduler = {"name": "dynamic_batch", "tokens_per_micro_batch": tokens, "keep_groups": False}
+            sections = {"algorithm": algorithm, "extensions": extensions, "scheduler": scheduler}
+            found.append(steps_of_run(f"cut-{tokens}", "train.steps=1", **sections)[0])
+    whole, cut = found
+    assert whole["rollout_corr/weight_mean"] != pytest.approx(1.0, abs=1e-3)
+    for name in ("actor/pg_loss", "actor/grad_norm"):
+        assert cut[name] == pytest.approx(whole[name], rel=1e-4)
+
+
 def test_two_extensions_in_one_run(steps_of_run):
     both = [{"name": "kl_in_reward", "coef": 0.1}, {"name": "rollout_correction", "level": "sequence"}]
     for metrics in steps_of_run("run", extensions=both):
