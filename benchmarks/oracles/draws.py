@@ -4,7 +4,7 @@ For `run.py`, which draws them anew, and for the tests, which read stored ones. 
 of rollstock: the peers' side reads with it too.
 
 A draw is named `sort@seed`. Its columns are float64 and padded, `[B, T]` for tokens and `[B]` for trajectories. Masked
-slots hold junk (except rewards, where every side expects 0), so that a leak shows up as a difference.
+slots hold junk (except rewards, where verl expects 0), so that a leak shows up as a difference.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ def draw(sort: Sort, seed: int) -> Columns:
     columns = {name: torch.where(mask, x, JUNK) if x.shape == mask.shape else x for name, x in columns.items()}
     last = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
     columns["token_rewards"] = torch.where(last, scores[:, None], 0.0)
+    # A response without tokens has its score in the last slot, where verl's reward managers put it (at length - 1).
+    columns["token_rewards"][~mask.any(1), -1] = scores[~mask.any(1)]
     columns["step_rewards"] = torch.where(mask, 0.3 * normal(size, LENGTH), 0.0)
     columns["logits"] = 2 * normal(size, LENGTH, VOCABULARY)
     tokens = torch.randint(1, VOCABULARY, (size, LENGTH), generator=generator)

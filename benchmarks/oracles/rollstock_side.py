@@ -147,8 +147,19 @@ def critic_loss(columns: Columns, case: Case) -> Results:
 
 
 def rollout_correction(columns: Columns, case: Case) -> Results:
-    """What the extension weights tokens with and measures, and the loss of an algorithm under it."""
-    subject: Subject[Extension[Any]] = Subject(Extension, case.ours, case.our_options)
+    """What the extension weights tokens with and measures, and the loss of GRPO under it."""
+    algorithm = make_algorithm("grpo", {**CLIP, "dual_clip": 3.0, "aggregation": "seq_mean_token_mean"})
+    return _corrected(columns, case.our_options, algorithm, "logprobs")
+
+
+def bypass(columns: Columns, case: Case) -> Results:
+    """The loss of an algorithm under the extension, at the log-probs of before the update."""
+    found = _corrected(columns, case.our_options, make_algorithm(case.ours, {}), "old_logprobs")
+    return {name: found[name] for name in ("loss", "gradient")}
+
+
+def _corrected(columns: Columns, options: Mapping[str, Any], algorithm: Algorithm[Any], drawn: str) -> Results:
+    subject: Subject[Extension[Any]] = Subject(Extension, "rollout_correction", options)
     extension: Any = subject.make()
     batch = make_batch(columns)
     batch["advantages"] = _spread(columns)[:, : batch.max_length]
@@ -156,11 +167,10 @@ def rollout_correction(columns: Columns, case: Case) -> Results:
     run = SimpleNamespace(record=metrics.update)
     _through(extension.rollstock_prepare(run, batch))
     weights = _widened(batch["token_weights"], columns)
-    algorithm = make_algorithm("grpo", {**CLIP, "dual_clip": 3.0, "aggregation": "seq_mean_token_mean"})
     found: Results = {}
 
     def update() -> None:
-        found.update(_differentiated(algorithm.loss, batch, columns, "logprobs", "logprobs"))
+        found.update(_differentiated(algorithm.loss, batch, columns, "logprobs", drawn))
 
     _through(extension.rollstock_update(run, batch), update)
     measured = [metrics[f"rollout_corr/{name}"].value for name in MISMATCH]
@@ -260,6 +270,7 @@ KINDS: Mapping[str, Callable[[Columns, Case], Results]] = {
     "logits": logits,
     "controller": controller,
     "rollout_correction": rollout_correction,
+    "bypass": bypass,
     "sampler_weights": sampler_weights,
     "kl_in_reward": kl_in_reward,
 }

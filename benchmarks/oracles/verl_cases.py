@@ -140,7 +140,15 @@ ROLLOUT_CORRECTION = [
     )
 ]  # fmt: skip
 
-CASES = [*ESTIMATORS, *LOSSES, *ROLLOUT_CORRECTION, *FUNCTIONS]
+BYPASS = [
+    Case("bypass_mode, reinforce", "bypass", "bypass_mode", "gpg",
+         {"loss_type": "reinforce", "rollout_is": "token", "rollout_is_threshold": 1.3, "rollout_rs": "seq_mean_k1",
+          "rollout_rs_threshold": "0.96_1.05"},
+         {"level": "token", "cap": 1.3, "reject_above": 1 / 0.96, "reject_below": 1 / 1.05, "denominator": "kept"},
+         ("plain", "turns")),
+]  # fmt: skip
+
+CASES = [*ESTIMATORS, *LOSSES, *ROLLOUT_CORRECTION, *BYPASS, *FUNCTIONS]
 
 DIFFERENT = [
     Case("grpo, a group of one", "advantages", "grpo", "grpo", {}, {}, ("lone",),
@@ -165,6 +173,11 @@ DIFFERENT = [
          {"fraction": 0.1, "cov_coef": 0.7, "chosen_with": "old_logprobs"}, ("plain", "turns"),
          why="verl chooses tokens anew in each micro-batch; here once a step, over the whole batch, so that slicing "
              "changes nothing"),
+    Case("vanilla with rollout_is_weights and kl loss", "loss", "vanilla", "grpo",
+         {"weights": True, "kl_coef": 0.1, "kl_penalty": "k3"},
+         {**CLIP, "dual_clip": 3.0, "weights": True, "kl_coef": 0.1, "kl_kind": "k3"}, ("plain", "turns"),
+         why="verl weighs the policy loss alone; here the KL and entropy terms too, which are estimates from the same "
+             "tokens"),
     Case("kl_penalty, k3, far off", "kl", "k3", "k3", sorts=("special",),
          why="verl cuts the estimate off at 10, and its gradient with it; here the exponent is held at 20"),
     Case("KL penalty in the reward", "kl_in_reward", "apply_kl_penalty", "ppo", {"kl_coef": 0.05, "kl_penalty": "k1"},

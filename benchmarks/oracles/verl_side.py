@@ -22,6 +22,7 @@ from cases import MISMATCH, Case, takes
 from draws import RESPONSE_LIMIT, Columns, load, save
 from torch import Tensor
 from verl.protocol import DataProto
+from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
@@ -73,17 +74,7 @@ def loss(columns: Columns, case: Case) -> Results:
     kl_coef, kl_kind = options.pop("kl_coef", 0.0), options.pop("kl_penalty", "k3")
     mode = options.pop("loss_agg_mode", "token-mean")
     drawn = columns["old_logprobs" if options.pop("on_policy", False) else "logprobs"]
-    policy_loss = PolicyLossConfig(
-        loss_mode=case.theirs, **{name: options.pop(name) for name in tuple(options) if name in _POLICY_LOSS}
-    )
-    config = ActorConfig(
-        strategy="fsdp",
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        policy_loss=policy_loss,
-        global_batch_info={"loss_scale_factor": RESPONSE_LIMIT},
-        **{"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 3.0, **options},
-    )
+    config = _actor_config(case.theirs, **options)
     leaf = drawn.clone().requires_grad_()
     value, _ = core_algos.get_policy_loss_fn(case.theirs)(
         old_log_prob=columns["old_logprobs"],
@@ -98,6 +89,19 @@ def loss(columns: Columns, case: Case) -> Results:
         kl = core_algos.kl_penalty(leaf, columns["ref_logprobs"], kl_kind)
         value = value + kl_coef * core_algos.agg_loss(kl, mask, mode, loss_scale_factor=RESPONSE_LIMIT)
     return _with_gradient(value, leaf, "loss")
+
+
+def _actor_config(loss_mode: str, **options: Any) -> ActorConfig:
+    """verl's config of an actor with this loss; options of the loss itself go where verl has them."""
+    own = {name: options.pop(name) for name in tuple(options) if name in _POLICY_LOSS}
+    return ActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        policy_loss=PolicyLossConfig(loss_mode=loss_mode, **own),
+        global_batch_info={"loss_scale_factor": RESPONSE_LIMIT},
+        **{"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 3.0, **options},
+    )
 
 
 _POLICY_LOSS = frozenset(inspect.signature(PolicyLossConfig).parameters) - {"loss_mode"}
@@ -147,6 +151,21 @@ def rollout_correction(columns: Columns, case: Case) -> Results:
         "metrics": torch.tensor([metrics[f"rollout_corr/{name}"] for name in MISMATCH], dtype=torch.float64),
         **loss(chosen, Case("", "loss", "vanilla", "", {"weights": True, "loss_agg_mode": "seq-mean-token-mean"})),
     }
+
+
+def bypass(columns: Columns, case: Case) -> Results:
+    """The loss that weighs against the sampler by itself, while the policy is still the one of before the update."""
+    config = _actor_config("bypass_mode", rollout_correction=RolloutCorrectionConfig(**case.options))
+    leaf = columns["old_logprobs"].clone().requires_grad_()
+    value, _ = core_algos.get_policy_loss_fn("bypass_mode")(
+        old_log_prob=columns["rollout_logprobs"],
+        log_prob=leaf,
+        advantages=_spread(columns),
+        response_mask=columns["mask"].long(),
+        loss_agg_mode="token-mean",
+        config=config,
+    )
+    return _with_gradient(value, leaf, "loss")
 
 
 def kl_in_reward(columns: Columns, case: Case) -> Results:
@@ -207,6 +226,7 @@ KINDS: Mapping[str, Callable[[Columns, Case], Results]] = {
     "kl": kl,
     "whiten": whiten,
     "rollout_correction": rollout_correction,
+    "bypass": bypass,
     "kl_in_reward": kl_in_reward,
     "logits": logits,
     "controller": controller,

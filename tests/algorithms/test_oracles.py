@@ -147,6 +147,13 @@ class TestVerl:
         anew = Case("", case.kind, "", case.ours, our_options={"fraction": 0.1, "cov_coef": 0.7})
         close(rollstock_side.answer(columns, anew)["gradient"][columns["mask"]], theirs["gradient"][columns["mask"]])
 
+    def test_the_kl_term_is_not_weighted(self) -> None:
+        ours, theirs, columns = both("verl", "vanilla with rollout_is_weights and kl loss", "turns")
+        mask = columns["mask"]
+        minus = (columns["ref_logprobs"] - columns["logprobs"])[mask]
+        k3 = minus.exp() - minus - 1
+        close(ours["loss"] - theirs["loss"], 0.1 * ((columns["rollout_weights"][mask] - 1) * k3).mean())
+
     def test_k3_is_cut_off_at_10(self) -> None:
         ours, theirs, columns = both("verl", "kl_penalty, k3, far off", "special")
         mask = columns["mask"]
