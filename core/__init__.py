@@ -47,6 +47,7 @@ _HOMES: dict[str, str] = {
     "HEAD_OUTPUTS": "interfaces.model",
     "Head": "interfaces.model",
     "ModelSpec": "interfaces.model",
+    "BatchReward": "interfaces.reward",
     "Reward": "interfaces.reward",
     "Completion": "interfaces.rollout",
     "GenerationRequest": "interfaces.rollout",
@@ -83,6 +84,8 @@ _HOMES: dict[str, str] = {
     "RunConfig": "schema",
     "mask_secrets": "secrets",
     "derive_seed": "seeding",
+    "encode_sample": "tokens",
+    "read_tokenizer": "tokens",
     "fingerprint": "weights",
 }
 
@@ -90,12 +93,12 @@ __all__ = [  # in the order of their modules
     "Batch", "PackedTokens", "Trajectory", "ConfigError", "PluginError", "RollstockError", "RunError", "UserError",
     "nearest", "suggest", "import_optional", "hookimpl", "Algorithm", "Backend", "BackendState", "Compressor",
     "Payload", "Device", "Memory", "Environment", "Message", "Sample", "Split", "Task", "Executor", "WorkerGroup",
-    "WorkerSpec", "Extension", "HEAD_OUTPUTS", "Head", "ModelSpec", "Reward", "Completion", "GenerationRequest",
-    "GenerationResult", "Rollout", "Sampling", "Router", "Scheduler", "WorkerLoad", "RunInfo", "Tracker",
-    "Transport", "Metric", "Metrics", "merge_metrics", "Loss", "LossFunction", "MicroBatch", "Totals", "REQUIRED", "option",
-    "balanced_partitions", "PLUGIN_API", "NoOptions", "Plugin", "AggregationMode", "aggregate", "RoutedTokens",
-    "RouterCall", "RouterLayer", "Routing", "Scoring", "Run", "RunConfig",
-    "mask_secrets", "derive_seed", "fingerprint",
+    "WorkerSpec", "Extension", "HEAD_OUTPUTS", "Head", "ModelSpec", "BatchReward", "Reward", "Completion",
+    "GenerationRequest", "GenerationResult", "Rollout", "Sampling", "Router", "Scheduler", "WorkerLoad", "RunInfo",
+    "Tracker", "Transport", "Metric", "Metrics", "merge_metrics", "Loss", "LossFunction", "MicroBatch", "Totals",
+    "REQUIRED", "option", "balanced_partitions", "PLUGIN_API", "NoOptions", "Plugin", "AggregationMode", "aggregate",
+    "RoutedTokens", "RouterCall", "RouterLayer", "Routing", "Scoring", "Run", "RunConfig", "mask_secrets",
+    "derive_seed", "encode_sample", "read_tokenizer", "fingerprint",
 ]  # fmt: skip
 
 
@@ -124,7 +127,7 @@ if TYPE_CHECKING:
     from rollstock.interfaces.executor import Executor, WorkerGroup, WorkerSpec
     from rollstock.interfaces.extension import Extension
     from rollstock.interfaces.model import HEAD_OUTPUTS, Head, ModelSpec
-    from rollstock.interfaces.reward import Reward
+    from rollstock.interfaces.reward import BatchReward, Reward
     from rollstock.interfaces.rollout import Completion, GenerationRequest, GenerationResult, Rollout, Sampling
     from rollstock.interfaces.router import Router
     from rollstock.interfaces.scheduler import Scheduler, WorkerLoad
@@ -141,4 +144,5 @@ if TYPE_CHECKING:
     from rollstock.schema import RunConfig
     from rollstock.secrets import mask_secrets
     from rollstock.seeding import derive_seed
+    from rollstock.tokens import encode_sample, read_tokenizer
     from rollstock.weights import fingerprint

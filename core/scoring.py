@@ -9,8 +9,9 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rollstock.interfaces.device import Device
 from rollstock.interfaces.environment import Environment, Sample
-from rollstock.interfaces.reward import Reward
+from rollstock.interfaces.reward import BatchReward, Reward
 from rollstock.manager import make_manager
 from rollstock.sandbox import announce
 
@@ -19,22 +20,62 @@ def make_scorer(
     environment: Mapping[str, Any], rewards: Sequence[Mapping[str, Any]], blocked: Sequence[str], seed: int
 ) -> Callable[[tuple[int, Sample]], float | None]:
     """Build the rewards of a config in this process; the result scores (index of the reward, sample)."""
-    manager = make_manager(blocked)
-    announce(_described("environment", environment))
-    world = manager.create_as(Environment, environment)
-    world.setup(seed)
-    made = []
-    for options in rewards:
-        announce(_described("reward", options))
-        reward = manager.create_as(Reward, options)
-        reward.setup(world)
-        made.append(reward)
+    made = _make_rewards(environment, rewards, blocked, seed)
 
     def score(call: tuple[int, Sample]) -> float | None:
         index, sample = call
         return checked_reward(made[index].score(sample), made[index].plugin_name)
 
     return score
+
+
+def make_batch_scorer(
+    environment: Mapping[str, Any],
+    rewards: Sequence[Mapping[str, Any]],
+    blocked: Sequence[str],
+    seed: int,
+    device: Mapping[str, Any],
+) -> Callable[[tuple[int, Sequence[Sample]]], list[float | None]]:
+    """Build batch rewards in this process, on the run's device; the result scores (index of the reward, samples)."""
+    made = _make_rewards(environment, rewards, blocked, seed, device)
+
+    def score(call: tuple[int, Sequence[Sample]]) -> list[float | None]:
+        index, samples = call
+        reward = made[index]
+        assert isinstance(reward, BatchReward)
+        values = list(reward.score_batch(samples))
+        if len(values) != len(samples):
+            raise ValueError(f"reward {reward.plugin_name!r} gave {len(values)} values for {len(samples)} samples")
+        return [checked_reward(value, reward.plugin_name) for value in values]
+
+    return score
+
+
+def _make_rewards(
+    environment: Mapping[str, Any],
+    rewards: Sequence[Mapping[str, Any]],
+    blocked: Sequence[str],
+    seed: int,
+    device: Mapping[str, Any] | None = None,
+) -> list[Reward[Any]]:
+    manager = make_manager(blocked)
+    announce(_described("environment", environment))
+    world = manager.create_as(Environment, environment)
+    world.setup(seed)
+    chip = None
+    if device is not None:
+        announce(_described("device", device))
+        chip = manager.create_as(Device, device)
+        chip.activate(0)
+    made = []
+    for options in rewards:
+        announce(_described("reward", options))
+        reward = manager.create_as(Reward, options)
+        if isinstance(reward, BatchReward) and chip is not None:
+            reward.device = chip
+        reward.setup(world)
+        made.append(reward)
+    return made
 
 
 def _described(kind: str, section: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollstock.errors import ConfigError, UserError
-from rollstock.interfaces.environment import Message
+from rollstock.interfaces.environment import Message, Sample
 
 if TYPE_CHECKING:
     from rollstock.schema import ModelSection
@@ -25,7 +25,7 @@ def load_tokenizer(model: ModelSection) -> Any:
     """The Hugging Face tokenizer that a config's `model` section means. Raises ConfigError if it cannot be had."""
     source = model.tokenizer if model.tokenizer is not None else model.path
     if isinstance(source, str):
-        return _from_directory(source, "model.tokenizer" if source is model.tokenizer else "model.path")
+        return read_tokenizer(source, place="model.tokenizer" if source is model.tokenizer else "model.path")
     unknown = [key for key in source or () if key != "characters"]
     if unknown:
         raise ConfigError(f"model.tokenizer.{unknown[0]} is not an option of model.tokenizer. Known: characters.")
@@ -41,8 +41,9 @@ def load_tokenizer(model: ModelSection) -> Any:
     return character_tokenizer(source["characters"])
 
 
-def _from_directory(path: str, place: str) -> Any:
-    """The tokenizer in a directory that the option `place` names."""
+def read_tokenizer(path: str, *, place: str) -> Any:
+    """The Hugging Face tokenizer in a local directory that the option `place` names. Raises ConfigError if there is
+    none."""
     if not Path(path).is_dir():
         what = "is a file, not a directory" if Path(path).exists() else "does not exist"
         raise ConfigError(
@@ -50,8 +51,8 @@ def _from_directory(path: str, place: str) -> Any:
         )
     if not any(any(Path(path).glob(pattern)) for pattern in _TOKENIZER_FILES):
         raise ConfigError(
-            f"{place}: {path!r} has no tokenizer (no tokenizer.json, for one); give a directory that has, with "
-            "model.tokenizer=DIR"
+            f"{place}: {path!r} has no tokenizer (no tokenizer.json, for one); give a directory that has"
+            + (", with model.tokenizer=DIR" if place.startswith("model.") else "")
         )
     from transformers import AutoTokenizer
 
@@ -127,6 +128,26 @@ def encode_reply(tokenizer: Any, reply: str, *, chat: bool, ended: bool) -> list
 def encode_text(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a text that stands inside of a sequence, without special tokens. Raises UserError."""
     return _encode(tokenizer, text, special=False)
+
+
+def encode_sample(tokenizer: Any, sample: Sample) -> list[int]:
+    """Token ids of a finished trajectory, for a model that reads it: the prompt, then each turn and what ends it.
+
+    With the policy's tokenizer these are the ids that it saw, but for the policy's own words, which are encoded from
+    their text. A response that a limit cut has no end. Raises UserError as `encode_prompt` does.
+    """
+    prompt = sample.task.prompt
+    chat = not isinstance(prompt, str) and not all(isinstance(item, int) for item in prompt)
+    ids, end = encode_prompt(tokenizer, prompt), end_ids(tokenizer)[:1]
+    turns: list[Message] = sample.turns or [{"role": "assistant", "content": sample.response}]
+    for place, turn in enumerate(turns):
+        if turn["role"] == "assistant":
+            ids += encode_text(tokenizer, turn["content"])
+            is_cut = place == len(turns) - 1 and sample.finish_reason == "length"
+            ids += () if is_cut else end
+        else:
+            ids += encode_reply(tokenizer, turn["content"], chat=chat, ended=bool(end))
+    return ids
 
 
 def decode(tokenizer: Any, tokens: Sequence[int]) -> str:

@@ -29,7 +29,7 @@ OPEN_TO_ALL = {
     "rollstock.algorithms.functional",
 }
 # Words that are a plugin's name and much else besides; elsewhere in the core they mean the other thing.
-EVERYDAY_WORDS = {"environment", "none", "torch", "local", "rule", "native", "cpu", "jsonl", "console", "topk"}
+EVERYDAY_WORDS = {"environment", "none", "torch", "local", "rule", "native", "cpu", "jsonl", "console", "topk", "model"}
 # Where a concrete plugin may be named in the core: data, in one place each.
 NAMING_PLACES = ("defaults.py", "scaffold/example.py")
 

@@ -7,10 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollstock.defaults import DEFAULT_PLUGINS
 from rollstock.dispatch import register
 from rollstock.interfaces.environment import Sample
+from rollstock.interfaces.reward import BatchReward, Reward
+from rollstock.manager import make_manager
 from rollstock.metrics import Metric, Metrics
 from rollstock.plugin import distinct_names
+from rollstock.roles.batch_rewards import BatchScorer
 from rollstock.sandbox import Outcome, Sandbox
 from rollstock.scoring import make_scorer
 from rollstock.seeding import derive_seed
@@ -37,31 +41,43 @@ class RewardWorker:
         seed: int,
         timeout_s: float,
         num_processes: int,
+        device: Mapping[str, Any] | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
+        """`device`: the run's, for rewards that score batches; by default the default one."""
         self.rank = rank
         self._seed = seed
         self._weights = [float(reward.get("weight", 1.0)) for reward in rewards]
         self._names = distinct_names(str(reward["name"]) for reward in rewards)
         options = [{key: value for key, value in reward.items() if key != "weight"} for reward in rewards]
-        factory = functools.partial(make_scorer, dict(environment), options, list(blocked), seed)
-        self._sandbox: Sandbox[tuple[int, Sample], float | None] = Sandbox(
-            factory, name="rewards", limit=timeout_s, num_workers=num_processes
-        )
-        self._sandbox.start()
+        made = [make_manager(blocked).create_as(Reward, reward) for reward in options]
+        self._batched = [k for k, reward in enumerate(made) if isinstance(reward, BatchReward)]
+        self._alone = [k for k in range(len(made)) if k not in self._batched]
+        self._sandbox: Sandbox[tuple[int, Sample], float | None] | None = None
+        self._batches: BatchScorer | None = None
+        if self._alone:
+            chosen = [options[k] for k in self._alone]
+            factory = functools.partial(make_scorer, dict(environment), chosen, list(blocked), seed)
+            self._sandbox = Sandbox(factory, name="rewards", limit=timeout_s, num_workers=num_processes)
+            self._sandbox.start()
+        if self._batched:
+            self._batches = BatchScorer(
+                environment=environment,
+                rewards=[options[k] for k in self._batched],
+                names=[self._names[k] for k in self._batched],
+                batch_sizes=[reward.batch_size for reward in made if isinstance(reward, BatchReward)],
+                blocked=blocked,
+                seed=seed,
+                timeout_s=timeout_s,
+                device=device or {"name": DEFAULT_PLUGINS["device"]},
+            )
 
     @register(dispatch="rank_zero")
     def score(self, samples: Sequence[Sample], step: int) -> Scores:
         """Score every sample; one that raised, timed out or gave no finite number has no score, and is counted."""
-        calls = [(k, sample) for sample in samples for k in range(len(self._names))]
-        outcomes = self._sandbox.map(
-            calls,
-            names=[f"task {sample.task.id!r}" for _k, sample in calls],
-            of=[f"reward {self._names[k]!r}" for k, _sample in calls],
-            when=f"step {step}",
-            seeds=[derive_seed(self._seed, "reward", step, i) % 2**32 for i in range(len(calls))],
-        )
+        by_reward = {**self._score_alone(samples, step), **self._score_batches(samples, step)}
+        outcomes = [by_reward[k][i] for i in range(len(samples)) for k in range(len(self._names))]
         totals: list[float | None] = []
         parts: list[dict[str, float | None]] = []
         width = len(self._names)
@@ -71,6 +87,27 @@ class RewardWorker:
             parts.append(dict(zip(self._names, values, strict=True)))
             totals.append(self._total(mine, values))
         return Scores(totals, parts, self._measure(outcomes, parts, totals))
+
+    def _score_alone(self, samples: Sequence[Sample], step: int) -> dict[int, list[Outcome[float | None]]]:
+        """By reward the outcome of each sample, of those rewards that score one sample at a time."""
+        if self._sandbox is None:
+            return {}
+        calls = [(place, i) for i in range(len(samples)) for place in range(len(self._alone))]
+        outcomes = self._sandbox.map(
+            [(place, samples[i]) for place, i in calls],
+            names=[f"task {samples[i].task.id!r}" for _place, i in calls],
+            of=[f"reward {self._names[self._alone[place]]!r}" for place, _i in calls],
+            when=f"step {step}",
+            seeds=[derive_seed(self._seed, "reward", step, number) % 2**32 for number in range(len(calls))],
+        )
+        width = len(self._alone)
+        return {k: outcomes[place::width] for place, k in enumerate(self._alone)}
+
+    def _score_batches(self, samples: Sequence[Sample], step: int) -> dict[int, list[Outcome[float | None]]]:
+        """The same, of those that score batches."""
+        if self._batches is None:
+            return {}
+        return {k: self._batches.score(place, samples, step) for place, k in enumerate(self._batched)}
 
     def _total(self, outcomes: Sequence[Outcome[float | None]], values: Sequence[float | None]) -> float | None:
         """The weighted sum. A failed part would shift the sum against the sample's group, so it voids the whole."""
@@ -101,4 +138,6 @@ class RewardWorker:
     @register()
     def close(self) -> None:
         """End the processes."""
-        self._sandbox.close()
+        for part in (self._sandbox, self._batches):
+            if part is not None:
+                part.close()

@@ -138,7 +138,7 @@ def check_score(case: BackendCase) -> None:
     from safetensors.torch import save_file
     from transformers import AutoModelForSequenceClassification
 
-    backend, batch = case.make(model=models.reward_model(case.model)), small_batch()
+    backend, batch = case.make(model=models.scoring_model(case.model)), small_batch()
     sign = torch.where(batch.scores > 0, 1.0, -1.0)[:, None]
 
     def distance(micro: MicroBatch) -> Loss:

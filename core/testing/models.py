@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ from rollstock.defaults import DEFAULT_PLUGINS
 from rollstock.interfaces.device import Device
 from rollstock.interfaces.model import ModelSpec
 from rollstock.manager import make_manager
-from rollstock.tokens import character_tokenizer, end_ids
+from rollstock.tokens import END, character_tokenizer, end_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -65,9 +66,38 @@ def shared_model(model: ModelSpec) -> ModelSpec:
     return replace(model, head="lm+value")
 
 
-def reward_model(model: ModelSpec) -> ModelSpec:
+def scoring_model(model: ModelSpec) -> ModelSpec:
     """The same model with a reward model's head."""
     return replace(model, head="score")
+
+
+def byte_tokenizer() -> PreTrainedTokenizerBase:
+    """A tokenizer of single bytes and an end mark, which can encode every text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    characters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {END: 0, **{character: i + 1 for i, character in enumerate(characters)}}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    made: PreTrainedTokenizerBase = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, pad_token=END, clean_up_tokenization_spaces=False
+    )
+    return made
+
+
+def save_classifier(path: Path, *, num_labels: int = 1, max_tokens: int = 512, seed: int = 0) -> None:
+    """Write a tiny random sequence classifier, and a tokenizer of bytes, as transformers would: a reward model."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    tokenizer = byte_tokenizer()
+    block = {**tiny_model().config, "max_position_embeddings": max_tokens, "vocab_size": len(tokenizer)}
+    config = AutoConfig.for_model(**block, num_labels=num_labels, pad_token_id=None, eos_token_id=0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        AutoModelForSequenceClassification.from_config(config, dtype=torch.float32).save_pretrained(path)
+    tokenizer.save_pretrained(path)
 
 
 def get_device(device: Device[Any] | str | None) -> Device[Any]:

@@ -5,6 +5,7 @@ For authors of rewards, who call `check_reward(MyReward)` in a test. Time limits
 
 from __future__ import annotations
 
+import math
 import pickle
 import random
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollstock.interfaces.environment import Environment, Sample, Split, Task
-from rollstock.interfaces.reward import Reward
+from rollstock.interfaces.reward import BatchReward, Reward
 from rollstock.manager import make_manager
 from rollstock.plugin import NoOptions
 from rollstock.testing.environment import JUNK, make_sample, own_answer, score_of
@@ -49,6 +50,10 @@ class RewardCase:
     def make(self) -> Reward[Any]:
         """A reward, set up."""
         reward = self.subject.make()
+        if isinstance(reward, BatchReward):
+            from rollstock.testing.models import get_device  # which imports torch
+
+            reward.device = get_device(None)
         reward.setup(self.environment)
         return reward
 
@@ -75,7 +80,8 @@ def check_reward(
     tasks = [world.task("train", index) for index in range(6 if size is None else min(size, 6))]
     made = [make_sample(task, text) for task in tasks for text in (own_answer(task), *JUNK)]
     case = RewardCase(Subject(Reward, reward, options), world, [*samples, *made])
-    return run_checks(case.subject.label, CHECKS, case, skip=skip)
+    checks = (*CHECKS, check_batches) if issubclass(case.subject.cls, BatchReward) else CHECKS
+    return run_checks(case.subject.label, checks, case, skip=skip)
 
 
 def check_options(case: RewardCase) -> None:
@@ -105,6 +111,35 @@ def check_determinism(case: RewardCase) -> None:
             "order",
             mend="keep nothing from one sample to the next; several processes score at once, each a part",
         )
+
+
+def check_batches(case: RewardCase) -> None:
+    """A reward that scores batches gives each sample the score that it has alone, to rounding, in their order."""
+    reward = case.make()
+    assert isinstance(reward, BatchReward)
+    expect(
+        reward.batch_size >= 1,
+        f"its batch_size is {reward.batch_size}",
+        mend="at least 1: the most samples that it is given at once",
+    )
+    alone = [score_of(reward.score, sample) for sample in case.samples]
+    for samples, scores in ((case.samples, alone), (case.samples[::-1], alone[::-1]), ((), ())):
+        together = list(reward.score_batch(samples))
+        expect(
+            len(together) == len(samples),
+            f"it gives {len(together)} scores for {len(samples)} samples",
+            mend="return one for each sample, None where it abstains",
+        )
+        for sample, one, other in zip(samples, scores, together, strict=True):
+            same = (one is None) == (other is None) and math.isclose(
+                one or 0.0, other or 0.0, rel_tol=1e-3, abs_tol=1e-4
+            )
+            expect(
+                same,
+                f"the response {sample.response!r:.60} to task {sample.task.id!r} scores {one} alone, and {other} in a "
+                "batch",
+                mend="padding and neighbours must not matter; keep the order of the samples",
+            )
 
 
 def check_transport(case: RewardCase) -> None:

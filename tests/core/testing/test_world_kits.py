@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rollstock import (
+    BatchReward,
     Device,
     Environment,
     Memory,
@@ -286,6 +287,37 @@ WRONG_REWARDS: list[tuple[type[Reward[Any]], str, str]] = [
 ]
 
 
+class BatchLength(BatchReward[NoOptions]):
+    """A right reward of batches."""
+
+    def score_batch(self, samples: Sequence[Sample]) -> list[float | None]:
+        return [1.0 / len(sample.response) if sample.response else None for sample in samples]
+
+
+class ComparesWithNeighbours(BatchLength):
+    def score_batch(self, samples: Sequence[Sample]) -> list[float | None]:
+        longest = max((len(sample.response) for sample in samples), default=1) or 1
+        return [len(sample.response) / longest for sample in samples]
+
+
+class SortsTheSamples(BatchLength):
+    def score_batch(self, samples: Sequence[Sample]) -> list[float | None]:
+        return super().score_batch(sorted(samples, key=lambda sample: sample.response))
+
+
+class ForgetsAbstentions(BatchLength):
+    def score_batch(self, samples: Sequence[Sample]) -> list[float | None]:
+        found = super().score_batch(samples)
+        return found if len(found) == 1 else [score for score in found if score is not None]
+
+
+WRONG_REWARDS += [
+    (ComparesWithNeighbours, "batches", "alone, and"),
+    (SortsTheSamples, "batches", "in a batch"),
+    (ForgetsAbstentions, "batches", "scores for"),
+]
+
+
 @pytest.mark.parametrize(("wrong", "check", "said"), WRONG_REWARDS, ids=[w.__name__ for w, _, _ in WRONG_REWARDS])
 def test_a_wrong_reward_is_caught_by_its_check(wrong: type[Reward[Any]], check: str, said: str) -> None:
     with pytest.raises(ConformanceError) as caught:
@@ -297,6 +329,7 @@ def test_a_wrong_reward_is_caught_by_its_check(wrong: type[Reward[Any]], check: 
 def test_a_right_reward_passes_with_an_environment_by_name() -> None:
     assert check_reward(Length).skipped == {}
     assert check_reward(Length, environment="arithmetic").skipped == {}
+    assert "batches" in check_reward(BatchLength).passed
 
 
 class Lines(Tracker[NoOptions]):
