@@ -42,6 +42,10 @@ class TestKLCov:
         assert found["held_back"].tolist() == [[True, False], [False, True]]
         assert found["advantages"][:, 0].tolist() == pytest.approx([0.7071, -0.7071], abs=1e-4)
 
+    def test_equal_rewards_hold_nothing_back(self, make_batch):
+        batch = batch_of(make_batch, [[-0.1, -3.0], [-0.2, -5.0]], [1.0, 1.0])
+        assert not KLCov(KLCovConfig(fraction=0.5)).advantages(batch)["held_back"].any()
+
     def test_one_token_is_held_back_at_least_and_masked_ones_never(self, make_batch):
         batch = batch_of(make_batch, [[-0.1, -3.0], [-9.0, 0.0]], [1.0, 0.0], masks=[[1, 1], [0, 1]])
         held = KLCov().advantages(batch)["held_back"]

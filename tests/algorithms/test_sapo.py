@@ -28,6 +28,17 @@ def test_on_policy_the_gradient_is_the_plain_policy_gradient(make_batch, make_mi
     assert loss.metrics["actor/gate_weight"].value == pytest.approx(1.0)
 
 
+def test_the_options_are_the_temperatures_of_their_sign(make_batch, make_micro):
+    advantages = torch.tensor([[2.0], [-3.0]])
+    micro = make_micro(
+        make_batch([[1], [1]], [0.0, 0.0]), torch.zeros(2, 1), old_logprobs=torch.ones(2, 1), advantages=advantages
+    )
+    loss = SAPO(SAPOConfig(tau_pos=1.0, tau_neg=2.0)).loss(micro)
+    down = math.exp(-1.0) - 1
+    up, low = 4 / (1 + math.exp(-down)), 2 / (1 + math.exp(-2 * down))
+    assert float(loss.value.detach()) == pytest.approx((-2 * up + 3 * low) / 2)
+
+
 def test_the_gradient_fades_with_distance_faster_for_a_larger_temperature():
     gaps = torch.tensor([0.0, 0.3, 1.0, 2.0])
     found = {}
