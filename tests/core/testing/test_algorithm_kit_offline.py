@@ -48,14 +48,14 @@ class Imitation(Algorithm[NoOptions]):
 def test_a_right_pairwise_algorithm_passes_and_its_direction_is_that_of_preferences() -> None:
     report = check_algorithm(Pairwise)
     assert len(report.passed) == 15
-    assert set(report.skipped) == {"critic", "direction"}
+    assert set(report.skipped) == {"critic", "direction", "weights", "step_rewards"}
     assert "preference" in report.skipped["direction"]
 
 
 def test_an_offline_loss_that_reads_advantages_has_its_direction_checked() -> None:
     report = check_algorithm(Imitation)
     assert "direction" in report.passed
-    assert set(report.skipped) == {"critic"}
+    assert set(report.skipped) == {"critic", "weights", "step_rewards"}
 
 
 class CutsPairs(Pairwise):
