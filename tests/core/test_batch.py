@@ -133,3 +133,42 @@ def test_trajectories_of_a_control_policy_carry_observations_and_actions():
     batch = Batch.from_trajectories([episode])
     assert batch.observations.shape == (1, 2, 3)
     assert batch.step_rewards.tolist() == [[0.5, 1.0]]
+
+
+def routed_batch():
+    """Two trajectories whose column has values for prompts too: 10 x trajectory + place."""
+    trajectories = [trajectory([1, 2], [5, 6, 2]), trajectory([1, 2, 3], [7], group=1)]
+    for i, each in enumerate(trajectories):
+        each.routed_experts = (10 * i + torch.arange(len(each.prompt) + len(each.response)))[:, None, None].expand(
+            -1, 3, 2
+        )
+    return Batch.from_trajectories(trajectories)
+
+
+def test_a_column_may_have_values_for_prompts_which_stay_with_their_trajectories():
+    batch = routed_batch()
+    assert batch.flat("routed_experts").shape == (4, 3, 2)
+    assert batch.packed_column("routed_experts")[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 10, 11, 12, 13]
+    assert [part[:, 1, 1].tolist() for part in batch.prompt_column("routed_experts")] == [[0, 1], [10, 11, 12]]
+    turned = batch.select([1, 0])
+    assert turned.packed_column("routed_experts")[:, 0, 0].tolist() == [10, 11, 12, 13, 0, 1, 2, 3, 4]
+    joined = Batch.concat([turned, batch]).to("cpu")
+    assert len(joined.packed_column("routed_experts")) == 18
+    assert len(joined.packed_column("routed_experts")) == len(joined.packed().tokens)
+
+
+def test_a_batch_can_be_had_without_a_column():
+    batch = routed_batch()
+    less = batch.without("routed_experts")
+    assert "routed_experts" in batch
+    assert "routed_experts" not in less
+    with pytest.raises(KeyError, match="with values for prompts"):
+        less.packed_column("routed_experts")
+    assert less.without("routed_experts") is less
+    assert less.flat("response").tolist() == batch.flat("response").tolist()
+
+
+def test_a_trajectory_without_experts_takes_the_column_from_all():
+    trajectories = [trajectory([1, 2], [5]), trajectory([1], [5])]
+    trajectories[0].routed_experts = torch.zeros(3, 1, 1, dtype=torch.uint8)
+    assert "routed_experts" not in Batch.from_trajectories(trajectories)

@@ -1,6 +1,7 @@
 """Episodes: turns of the policy and of the other side, in tokens that are never encoded twice."""
 
 import pytest
+import torch
 
 from rollstock import (
     Batch,
@@ -161,4 +162,25 @@ def test_a_prompt_without_tokens_is_refused():
 
 def test_greedy_keeps_limits_and_stops():
     sampling = greedy(Sampling(temperature=0.7, top_p=0.9, top_k=5, max_new_tokens=3, stop=("x",), stop_token_ids=(2,)))
-    assert sampling == Sampling(temperature=0.0, max_new_tokens=3, stop=("x",), stop_token_ids=(2,))
+    assert sampling == Sampling(temperature=0.0, max_new_tokens=3, stop=("x",), stop_token_ids=(2,), exploring=False)
+
+
+class RoutedScript(Script):
+    """An engine that says of every token which expert read it: 100 x turn + place."""
+
+    def __call__(self, requests, sampling):
+        result = super().__call__(requests, sampling)
+        for request, done in zip(requests, result.completions, strict=True):
+            places = torch.arange(len(request.prompt) + len(done.tokens) - 1, dtype=torch.int16)
+            done.routed_experts = (100 * len(self.requests) + places)[:, None, None]
+        return result
+
+
+def test_tokens_keep_the_experts_that_they_were_sampled_with():
+    """The second turn reads the first again; of that only the token that nobody had read before is news."""
+    (episode,), _ = play(RoutedScript(([X, END], "stop"), ([Y, END], "stop")))
+    made = episode.trajectory()
+    assert made.routed_experts is not None
+    # prompt a b, then x END, the other side's ?, and y END, of which the last was never read
+    assert made.routed_experts.flatten().tolist() == [100, 101, 102, 203, 204, 205, 32767]
+    assert len(made.routed_experts) == len(made.prompt) + len(made.response)
