@@ -271,7 +271,7 @@ def rollstock_generate(run: Run, tasks: Sequence[Task]) -> Batch | None:
     Called once a step, and again with more tasks when `rollstock_select` left too few. `tasks` are distinct; each is to
     be sampled `run.algorithm.samples_per_prompt` times, side by side, with one group id. The first result that is not
     None is the batch; None passes on to the next implementation, and at last to the core's, which asks the rollout role
-    and the environment.
+    and the environment, or, where the algorithm is offline, takes the responses that the tasks hold.
 
     Example:
 
@@ -288,7 +288,8 @@ def rollstock_score(run: Run, batch: Batch) -> bool | None:
     """Stage 2: fill the sequence columns `scores` (float) and `scored` (bool; False where every reward abstained).
 
     Called once for each generated batch. Return True when the batch is scored; None passes on, at last to the core's
-    implementation, which asks the reward role. A wrapper may change `scores` afterwards.
+    implementation, which asks the reward role, or, where the algorithm is offline, leaves the scores that responses have
+    by their ranks. A wrapper may change `scores` afterwards.
 
     Example:
 
