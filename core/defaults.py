@@ -41,5 +41,21 @@ EXAMPLE_RUN: Final[dict[str, Any]] = {
 }
 """A run that is over in seconds on a CPU: what generated packages start from, and what tests of plugins run."""
 
+EXAMPLE_EXPERTS: Final[dict[str, Any]] = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+}
+"""The model of the example where its plugin is one for mixtures of experts."""
+
 TRACKER_FOLDERS: Final = ("tensorboard", "wandb")
 """What the trackers that come with rollstock leave in a run's directory; it goes with the run that is overwritten."""

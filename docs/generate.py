@@ -117,7 +117,8 @@ def options() -> str:
 def _plugin_default(section: str) -> str:
     """The plugins of a section that a config does not mention."""
     if section not in DEFAULT_PLUGINS:
-        return "`[]`" if section == "extensions" else "required"
+        optional = any(kind.optional and kind.section == section for kind in KINDS.values())
+        return "`[]`" if section == "extensions" else "`none`" if optional else "required"
     default = DEFAULT_PLUGINS[section]
     return f"`[{', '.join(default)}]`" if isinstance(default, list) else f"`{default}`"
 

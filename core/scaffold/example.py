@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 
 from rollstock.config.dialect import dump
-from rollstock.defaults import EXAMPLE_RUN
+from rollstock.defaults import EXAMPLE_EXPERTS, EXAMPLE_RUN
+from rollstock.interfaces.router import Router
 from rollstock.kinds import Kind
 
 
@@ -16,4 +17,6 @@ def example_config(kind: Kind, name: str) -> str:
         values[kind.section] = [*values.get(kind.section, []), {"name": name}]
     elif kind.section:
         values[kind.section] = {"name": name}
+    if kind.interface == Router.__name__:  # which has nothing to do in a dense model
+        values["model"]["config"] = copy.deepcopy(EXAMPLE_EXPERTS)
     return dump(values)
