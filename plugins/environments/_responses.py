@@ -34,16 +34,18 @@ class ResponseOptions:
         return [field for field in (self.response, self.chosen, self.rejected) if field is not None]
 
 
-def split_conversation(messages: Sequence[Message], field: str) -> tuple[list[Message], str]:
+def split_conversation(
+    messages: Sequence[Message], field: str, *, may_be_empty: bool = False
+) -> tuple[list[Message], str]:
     """The messages before the assistant's last one, and what that says. Raises ValueError."""
     if messages[-1]["role"] != "assistant":
         raise ValueError(f"the last message of {field!r} must be the assistant's, not the {messages[-1]['role']}'s")
-    return list(messages[:-1]), checked_text(messages[-1]["content"], field)
+    return list(messages[:-1]), checked_text(messages[-1]["content"], field, may_be_empty=may_be_empty)
 
 
-def checked_text(value: Any, field: str) -> str:
-    """A response that has a text. Raises ValueError."""
-    if not isinstance(value, str) or not value:
+def checked_text(value: Any, field: str, *, may_be_empty: bool = False) -> str:
+    """A response that is a text; to say nothing may be what was rejected, but nothing to learn. Raises ValueError."""
+    if not isinstance(value, str) or not (value or may_be_empty):
         raise ValueError(f"{field!r} must be a text that is not empty, or a list of messages, not {value!r}")
     return value
 

@@ -189,10 +189,10 @@ class Jsonl(Environment[JsonlConfig]):
         return look_up(row, self.config.answer)
 
     def _response(self, row: Row, field: str, prompt: str | list[Message]) -> str:
-        value = look_up(row, field)
+        value, may_be_empty = look_up(row, field), field == self.config.rejected
         if not isinstance(value, list):
-            return checked_text(value, field)
-        before, text = split_conversation(checked_messages(value, field), field)
+            return checked_text(value, field, may_be_empty=may_be_empty)
+        before, text = split_conversation(checked_messages(value, field), field, may_be_empty=may_be_empty)
         checked_beginning(before, prompt, field)
         return text
 

@@ -15,7 +15,9 @@ from rollstock.manager import make_manager
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-CONFIGS = sorted(path.name for path in EXAMPLES.glob("*.yaml"))
+CONFIGS = sorted(
+    path.relative_to(EXAMPLES).as_posix() for folder in (EXAMPLES, EXAMPLES / "rlhf") for path in folder.glob("*.yaml")
+)
 
 
 def run_script(name: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> SimpleNamespace:

@@ -57,6 +57,12 @@ def test_a_pair_is_the_chosen_response_and_then_the_rejected_one(file):
     assert task.responses == ["2", "3"]
 
 
+def test_to_say_nothing_may_be_what_was_rejected(file):
+    rows = [{"prompt": "1+1=", "good": "2", "bad": ""}, {"prompt": "Hi", "good": "Yes?", "bad": ""}]
+    found = tasks(write(file, rows), chosen="good", rejected="bad")
+    assert [task.responses for task in found] == [["2", ""], ["Yes?", ""]]
+
+
 def test_a_response_may_be_messages_with_or_without_the_prompt_before_it(file):
     row = {"prompt": "Hi", "chosen": [user("Hi"), assistant("Hello!")], "rejected": [assistant("What?")]}
     for options in ({}, {"system": "Be kind."}):
