@@ -60,13 +60,14 @@ def online_algorithms() -> list[str]:
     from rollstock.manager import make_manager
 
     manager = make_manager()
-    listed = subprocess.run([sys.executable, "-m", "rollstock", "plugins", "algorithm", "--json"], **_captured())
+    command = [sys.executable, "-m", "rollstock", "plugins", "algorithm", "--json"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True, env=_environment())
     names = sorted(plugin["name"] for plugin in json.loads(listed.stdout)["plugins"])
     return [name for name in names if not manager.create_as(Algorithm, {"name": name}).offline]
 
 
-def _captured() -> dict[str, object]:
-    return {"check": True, "capture_output": True, "text": True, "cwd": ROOT}
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
 
 
 def train(algorithm: str, seed: int, steps: int, runs: Path) -> Result:
@@ -84,8 +85,7 @@ def train(algorithm: str, seed: int, steps: int, runs: Path) -> Result:
         "checkpoint.keep=1",
         *OVERRIDES.get(algorithm, []),
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
-    ended = subprocess.run([*command, *overrides], cwd=ROOT, env=environment, capture_output=True, text=True)
+    ended = subprocess.run([*command, *overrides], cwd=ROOT, env=_environment(), capture_output=True, text=True)
     result = read(algorithm, seed, directory)
     if ended.returncode or result is None:
         raise SystemExit(f"error: {algorithm} with seed {seed} ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
