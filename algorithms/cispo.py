@@ -20,8 +20,10 @@ from rollstock.algorithms.policy_loss import RangeOptions, with_terms
 class CISPOConfig(RangeOptions, GroupOptions):
     """Options of CISPO."""
 
-    clip: float = option(1.0, "how far below 1 a weight may be; 1 is no bound", minimum=0)
-    clip_high: float | None = option(4.0, "how far above 1 a weight may be; null: as far as below", minimum=0)
+    clip: float = option(1.0, "how far below 1 a weight may be; 1 is no bound", minimum=0, maximum=1e6)
+    clip_high: float | None = option(
+        4.0, "how far above 1 a weight may be; null: as far as below", minimum=0, maximum=1e6
+    )
 
 
 class CISPO(GroupRelative[CISPOConfig]):

@@ -24,8 +24,8 @@ from rollstock.algorithms.policy_loss import ClipOptions, with_terms
 class ClipCovConfig(ClipOptions, CovarianceOptions):
     """Options of Clip-Cov."""
 
-    cov_low: float = option(1.0, "covariance above which a token may be left out")
-    cov_high: float = option(5.0, "covariance below which a token may be left out")
+    cov_low: float = option(1.0, "covariance above which a token may be left out", minimum=-1e9, maximum=1e9)
+    cov_high: float = option(5.0, "covariance below which a token may be left out", minimum=-1e9, maximum=1e9)
 
     def __post_init__(self) -> None:
         super().__post_init__()

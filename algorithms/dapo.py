@@ -26,22 +26,24 @@ from rollstock.algorithms.policy_loss import ClipOptions, clipped_loss
 class DAPOConfig(ClipOptions, GroupOptions):
     """Options of DAPO."""
 
-    clip_high: float | None = option(0.28, "upper clip range; null: the same as the lower one", minimum=0)
+    clip_high: float | None = option(0.28, "upper clip range; null: the same as the lower one", minimum=0, maximum=1e6)
     dynamic_sampling: bool = option(True, "drop groups whose rewards are all equal, and sample new prompts for them")
     refill_rounds: int = option(
         8,
         "how often a step may generate again to replace dropped groups; 0: it trains on those that are left",
         minimum=0,
+        maximum=1_000,
     )
     overlong_buffer: int = option(
         0,
         "tokens before the limit over which a penalty grows; the paper's is a fifth of the limit; 0 is off",
         minimum=0,
+        maximum=10_000_000,
     )
     overlong_limit: int | None = option(
-        None, "response tokens with the full penalty; none: sampling.max_new_tokens", minimum=1
+        None, "response tokens with the full penalty; none: sampling.max_new_tokens", minimum=1, maximum=10_000_000
     )
-    overlong_scale: float = option(1.0, "the full penalty, in units of reward", minimum=0)
+    overlong_scale: float = option(1.0, "the full penalty, in units of reward", minimum=0, maximum=1e9)
 
 
 class DAPO(GroupRelative[DAPOConfig]):

@@ -22,15 +22,19 @@ from rollstock.algorithms.preference import PreferenceKind, preference_loss, pre
 class DPOConfig:
     """Options of DPO."""
 
-    beta: float = option(0.1, "how strongly the policy is held near the reference; above 0; IPO's tau", minimum=0)
+    beta: float = option(
+        0.1, "how strongly the policy is held near the reference; above 0; IPO's tau", minimum=0, maximum=1_000
+    )
     kind: PreferenceKind = option("sigmoid", "loss of a pair; sigmoid is DPO, or conservative DPO with label_smoothing")
     label_smoothing: float = option(
         0.0, "share of pairs taken to be labelled the wrong way round (sigmoid, robust)", minimum=0, maximum=0.49
     )
     reference_free: bool = option(False, "compare log-probs alone, without a reference model")
     average_logprobs: bool = option(False, "compare means over a response's tokens, not their sums")
-    margin: float = option(0.0, "how far the chosen reward must lead (all but ipo)", minimum=0)
-    sft_coef: float = option(0.0, "weight of the chosen response's mean cross-entropy, added to the loss", minimum=0)
+    margin: float = option(0.0, "how far the chosen reward must lead (all but ipo)", minimum=0, maximum=1e6)
+    sft_coef: float = option(
+        0.0, "weight of the chosen response's mean cross-entropy, added to the loss", minimum=0, maximum=1_000
+    )
 
     def __post_init__(self) -> None:
         if self.beta == 0:

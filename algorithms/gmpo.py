@@ -23,7 +23,7 @@ from rollstock.algorithms.policy_loss import RangeOptions, sequence_advantages, 
 class GMPOConfig(RangeOptions, GroupOptions):
     """Options of GMPO."""
 
-    clip: float = option(0.4, "clip range of a token's log ratio", minimum=0)
+    clip: float = option(0.4, "clip range of a token's log ratio", minimum=0, maximum=1e6)
     aggregation: AggregationMode = option("seq_mean_token_mean", "how losses of tokens become one number")
 
 

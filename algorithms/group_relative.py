@@ -27,7 +27,7 @@ Lone = Literal["zero", "raw"]
 class BaselineOptions(TermOptions):
     """Options of a group: how many samples, and what becomes of an advantage that it gives."""
 
-    group_size: int = option(8, "samples per prompt", minimum=2)
+    group_size: int = option(8, "samples per prompt", minimum=2, maximum=100_000)
     lone: Lone = option(
         "zero", "advantage of a sample whose group has no other (the others have no score): zero, or its raw score"
     )

@@ -27,8 +27,10 @@ Level = Literal["sequence", "token"]
 class GSPOConfig(ClipOptions, GroupOptions):
     """Options of GSPO."""
 
-    clip: float = option(3e-4, "clip range of a response's ratio", minimum=0)
-    clip_high: float | None = option(4e-4, "upper clip range where it differs from the lower one", minimum=0)
+    clip: float = option(3e-4, "clip range of a response's ratio", minimum=0, maximum=1e6)
+    clip_high: float | None = option(
+        4e-4, "upper clip range where it differs from the lower one", minimum=0, maximum=1e6
+    )
     aggregation: AggregationMode = option("seq_mean_token_mean", "how losses of tokens become one number")
     level: Level = option(
         "sequence", "whose advantage counts: the response's mean, or each token's own; alike if a response shares one"

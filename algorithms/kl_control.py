@@ -23,15 +23,17 @@ class KLControlOptions:
     """Options of a KL coefficient. `kl_target` and `kl_horizon` matter where it adapts."""
 
     kl_reward_coef: float = option(
-        0.0, "weight of the KL penalty in the reward (its start, if it adapts); 0 is off", minimum=0
+        0.0, "weight of the KL penalty in the reward (its start, if it adapts); 0 is off", minimum=0, maximum=1_000
     )
     kl_control: KLControl = option(
         "fixed", "fixed; horizon: proportional, arXiv:1909.08593; ratio: measured KL over target, at most 1"
     )
     kl_target: float = option(
-        6.0, "KL divergence in nats a response that an adaptive coefficient aims at", minimum=1e-6
+        6.0, "KL divergence in nats a response that an adaptive coefficient aims at", minimum=1e-6, maximum=1e6
     )
-    kl_horizon: float = option(10000.0, "samples over which the horizon controller corrects an error", minimum=1)
+    kl_horizon: float = option(
+        10000.0, "samples over which the horizon controller corrects an error", minimum=1, maximum=1e9
+    )
 
 
 class KLController:

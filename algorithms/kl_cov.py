@@ -26,7 +26,7 @@ from rollstock.algorithms.policy_loss import with_terms
 class KLCovConfig(CovarianceOptions):
     """Options of KL-Cov."""
 
-    cov_coef: float = option(1.0, "weight of the penalty on the tokens that are held back", minimum=0)
+    cov_coef: float = option(1.0, "weight of the penalty on the tokens that are held back", minimum=0, maximum=1_000)
     cov_kind: KLKind = option("abs", "estimator of that penalty; abs pulls as hard from near as from afar, k2 does not")
 
 

@@ -31,7 +31,9 @@ _EPS = 1e-6  # added to the standard deviation
 class PassAtKConfig(ClipOptions, GroupOptions):
     """Options of pass@k training."""
 
-    k: int | None = option(None, "how many tries a prompt has; none: half of the samples that it has", minimum=2)
+    k: int | None = option(
+        None, "how many tries a prompt has; none: half of the samples that it has", minimum=2, maximum=100_000
+    )
     estimator: Estimator = option(
         "analytic", "what a sample is compared with: all sets of k samples, or its own sets without it"
     )

@@ -22,10 +22,13 @@ class TermOptions:
     """Options of the terms that can be added to any policy loss."""
 
     kl_coef: float = option(
-        0.0, "weight of the KL divergence from the reference model in the loss; 0 needs no reference", minimum=0
+        0.0,
+        "weight of the KL divergence from the reference model in the loss; 0 needs no reference",
+        minimum=0,
+        maximum=1_000,
     )
     kl_kind: KLKind = option("k3", "estimator of that divergence; k2, k1+ and k3+ have its true gradient")
-    entropy_coef: float = option(0.0, "weight of the entropy bonus in the loss", minimum=0)
+    entropy_coef: float = option(0.0, "weight of the entropy bonus in the loss", minimum=0, maximum=1_000)
     aggregation: AggregationMode = option("token_mean", "how losses of tokens become one number")
 
 
@@ -33,8 +36,10 @@ class TermOptions:
 class RangeOptions(TermOptions):
     """Options of a policy loss that holds the probability ratio within a range around 1."""
 
-    clip: float = option(0.2, "clip range of the probability ratio", minimum=0)
-    clip_high: float | None = option(None, "upper clip range where it differs from the lower one", minimum=0)
+    clip: float = option(0.2, "clip range of the probability ratio", minimum=0, maximum=1e6)
+    clip_high: float | None = option(
+        None, "upper clip range where it differs from the lower one", minimum=0, maximum=1e6
+    )
 
     @property
     def upper(self) -> float:
@@ -47,7 +52,7 @@ class ClipOptions(RangeOptions):
     """Options of PPO's clipped policy loss."""
 
     dual_clip: float | None = option(
-        None, "bound on the loss of negative advantages, in multiples of them; above 1", minimum=1
+        None, "bound on the loss of negative advantages, in multiples of them; above 1", minimum=1, maximum=1e6
     )
 
     def __post_init__(self) -> None:

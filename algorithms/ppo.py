@@ -22,14 +22,16 @@ from rollstock.algorithms.policy_loss import ClipOptions, clipped_loss
 class PPOConfig(ClipOptions, KLPenaltyOptions):
     """Options of PPO."""
 
-    group_size: int = option(1, "samples per prompt", minimum=1)
+    group_size: int = option(1, "samples per prompt", minimum=1, maximum=100_000)
     shared_backbone: bool = option(
         False, "the policy's own transformer has the value head: less memory than a critic, and one learning rate"
     )
     value_clip: float | None = option(
-        0.2, "how far a value may move from the old one in the value loss; null: freely", minimum=0
+        0.2, "how far a value may move from the old one in the value loss; null: freely", minimum=0, maximum=1e9
     )
-    value_coef: float = option(1.0, "weight of the value loss, beside the policy's on a shared backbone", minimum=0)
+    value_coef: float = option(
+        1.0, "weight of the value loss, beside the policy's on a shared backbone", minimum=0, maximum=1_000
+    )
     gamma: float = option(1.0, "discount of a token's successors", minimum=0, maximum=1)
     lam: float = option(0.95, "lambda of generalised advantage estimation", minimum=0, maximum=1)
     whiten: bool = option(True, "scale advantages to unit variance, around 0, over the batch")

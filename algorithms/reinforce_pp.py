@@ -22,7 +22,7 @@ from rollstock.algorithms.policy_loss import ClipOptions, clipped_loss
 class ReinforcePPConfig(ClipOptions, KLPenaltyOptions):
     """Options of REINFORCE++."""
 
-    group_size: int = option(1, "samples per prompt", minimum=1)
+    group_size: int = option(1, "samples per prompt", minimum=1, maximum=100_000)
     gamma: float = option(1.0, "discount of a token's successors", minimum=0, maximum=1)
 
 

@@ -25,7 +25,7 @@ from rollstock.algorithms.policy_loss import ClipOptions, clipped_loss
 class ReMaxConfig(ClipOptions):
     """Options of ReMax."""
 
-    group_size: int = option(1, "samples per prompt, beside the greedy one", minimum=1)
+    group_size: int = option(1, "samples per prompt, beside the greedy one", minimum=1, maximum=100_000)
     whiten: bool = option(False, "scale advantages to unit variance, around 0, over the batch")
     aggregation: AggregationMode = option(
         "seq_mean_token_sum", "how losses of tokens become one number; a sum over each response makes it one action"

@@ -22,12 +22,17 @@ from rollstock.algorithms.preference import preference_loss, preferred_pairs
 class RewardModelConfig:
     """Options of reward modelling."""
 
-    margin: float = option(0.0, "how far the chosen response must lead, arXiv:2307.09288, section 3.2.2", minimum=0)
+    margin: float = option(
+        0.0, "how far the chosen response must lead, arXiv:2307.09288, section 3.2.2", minimum=0, maximum=1e6
+    )
     label_smoothing: float = option(
         0.0, "share of pairs taken to be labelled the wrong way round", minimum=0, maximum=0.49
     )
     centre_coef: float = option(
-        0.0, "weight of the squared sum of a pair's scores, which keeps them around 0, arXiv:2312.09244", minimum=0
+        0.0,
+        "weight of the squared sum of a pair's scores, which keeps them around 0, arXiv:2312.09244",
+        minimum=0,
+        maximum=1_000,
     )
 
 

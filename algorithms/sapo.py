@@ -21,8 +21,10 @@ from rollstock.algorithms.policy_loss import with_terms
 class SAPOConfig(GroupOptions):
     """Options of SAPO."""
 
-    tau_pos: float = option(1.0, "how fast tokens with a positive advantage fade; larger is faster", minimum=1e-3)
-    tau_neg: float = option(1.05, "how fast the other tokens fade", minimum=1e-3)
+    tau_pos: float = option(
+        1.0, "how fast tokens with a positive advantage fade; larger is faster", minimum=1e-3, maximum=1_000
+    )
+    tau_neg: float = option(1.05, "how fast the other tokens fade", minimum=1e-3, maximum=1_000)
     aggregation: AggregationMode = option("seq_mean_token_mean", "how losses of tokens become one number")
 
 

@@ -8,7 +8,6 @@ And back, with `to_plain`. For the config loader and the plugin manager. How opt
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any, Literal, TypeVar, Union
 
 from rollstock.errors import ConfigError, PluginError, suggest
 from rollstock.options import constraints, field_types, type_name
-from rollstock.section import origin_of
+from rollstock.section import is_finite, origin_of
 
 T = TypeVar("T")
 
@@ -216,27 +215,21 @@ def _convert_bool(value: Any, path: str) -> bool:
 
 
 def _convert_int(value: Any, path: str) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, float) and value.is_integer():
-        return int(value)  # 1e6 is how people write a million
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if whole or (isinstance(value, float) and value.is_integer()):  # 1e6 is how people write a million
+        if -(2**63) <= value < 2**63:
+            return int(value)
+        raise _MisfitError(path, f"must be a whole number that 64 bits can hold, not {_show(value)}")
     raise _MisfitError(path, f"must be a whole number (int), not {_show(value)}")
 
 
 def _convert_float(value: Any, path: str) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and _is_number(value):
-        return float(value)
-    if isinstance(value, str) and _NUMBER.fullmatch(value):
-        return float(value)  # YAML 1.1 takes 1e-5 for a text
+    is_text = isinstance(value, str) and _NUMBER.fullmatch(value)  # YAML 1.1 takes 1e-5 for a text
+    if is_text or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        if is_finite(value):
+            return float(value)
+        raise _MisfitError(path, f"must be a finite number (float), not {_show(value)}")
     raise _MisfitError(path, f"must be a number (float), not {_show(value)}")
-
-
-def _is_number(value: float) -> bool:
-    """Whether a float can hold it, and it is not the one that stands for no number."""
-    try:
-        return not math.isnan(value)
-    except OverflowError:
-        return False
 
 
 def _convert_str(value: Any, path: str) -> str:

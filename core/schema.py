@@ -38,16 +38,22 @@ class ModelSection:
 class SamplingSection:
     """How responses are sampled. The trainer uses the same temperature."""
 
-    temperature: float = option(1.0, "divides the logits; 0 is greedy, and trains at temperature 1", minimum=0)
+    temperature: float = option(
+        1.0, "divides the logits; 0 is greedy, and trains at temperature 1", minimum=0, maximum=100
+    )
     top_p: float = option(
         1.0, "keep the likeliest tokens that reach this probability together; 1 is off", minimum=0, maximum=1
     )
-    top_k: int = option(0, "keep this many of the likeliest tokens; 0 is off", minimum=0)
-    max_new_tokens: int = option(64, "tokens that the policy may choose in an episode", minimum=1)
-    min_new_tokens: int = option(0, "tokens of a response before an end is allowed", minimum=0)
-    max_prompt_tokens: int | None = option(None, "longest prompt, in tokens; none: what the model can read", minimum=1)
+    top_k: int = option(0, "keep this many of the likeliest tokens; 0 is off", minimum=0, maximum=1_000_000)
+    max_new_tokens: int = option(64, "tokens that the policy may choose in an episode", minimum=1, maximum=10_000_000)
+    min_new_tokens: int = option(0, "tokens of a response before an end is allowed", minimum=0, maximum=10_000_000)
+    max_prompt_tokens: int | None = option(
+        None, "longest prompt, in tokens; none: what the model can read", minimum=1, maximum=10_000_000
+    )
     stop: list[str] = option([], "texts that end a response, and stay in it")
-    stop_token_ids: list[int] = option([], "token ids that end a response, besides the model's own", minimum=0)
+    stop_token_ids: list[int] = option(
+        [], "token ids that end a response, besides the model's own", minimum=0, maximum=1_000_000_000
+    )
     overlong_prompt: Literal["error", "skip", "truncate_left"] = option(
         "error", "what to do with a prompt that is too long: refuse the run, leave it out, or cut its beginning"
     )
@@ -67,13 +73,15 @@ class SamplingSection:
 class TrainSection:
     """How long to train, and on how much at a time."""
 
-    steps: int = option(100, "steps of the run; each generates, scores and updates", minimum=1)
+    steps: int = option(100, "steps of the run; each generates, scores and updates", minimum=1, maximum=1_000_000_000)
     prompts_per_step: int = option(
-        8, "distinct tasks in a step; the algorithm says how often each is sampled", minimum=1
+        8, "distinct tasks in a step; the algorithm says how often each is sampled", minimum=1, maximum=1_000_000
     )
-    mini_batches: int = option(1, "optimizer updates that a step's batch is cut into", minimum=1)
-    epochs: int = option(1, "times that a step goes over its batch", minimum=1)
-    critic_warmup: int = option(0, "steps at the start in which only the critic is trained", minimum=0)
+    mini_batches: int = option(1, "optimizer updates that a step's batch is cut into", minimum=1, maximum=1_000_000)
+    epochs: int = option(1, "times that a step goes over its batch", minimum=1, maximum=1_000)
+    critic_warmup: int = option(
+        0, "steps at the start in which only the critic is trained", minimum=0, maximum=1_000_000_000
+    )
     seed: int = option(0, "seed of every random number of the run", minimum=0)
 
 
@@ -81,13 +89,15 @@ class TrainSection:
 class EvaluationSection:
     """Evaluation on held-out tasks."""
 
-    every: int = option(0, "steps between evaluations; 0: none between start and end", minimum=0)
+    every: int = option(0, "steps between evaluations; 0: none between start and end", minimum=0, maximum=1_000_000_000)
     at_start: bool = option(True, "evaluate before the first step")
     at_end: bool = option(True, "evaluate after the last step")
-    prompts: int = option(64, "held-out tasks to evaluate on, or all where there are fewer", minimum=1)
+    prompts: int = option(
+        64, "held-out tasks to evaluate on, or all where there are fewer", minimum=1, maximum=1_000_000_000
+    )
     greedy: bool = option(True, "evaluate greedily: the likeliest token each time")
-    samples: int = option(1, "samples a task at the run's temperature; 0: none", minimum=0)
-    solved_at: float = option(1.0, "reward from which a task counts as solved")
+    samples: int = option(1, "samples a task at the run's temperature; 0: none", minimum=0, maximum=100_000)
+    solved_at: float = option(1.0, "reward from which a task counts as solved", minimum=-1e9, maximum=1e9)
 
     def __post_init__(self) -> None:
         if (self.every or self.at_start or self.at_end) and not (self.greedy or self.samples):
@@ -98,9 +108,9 @@ class EvaluationSection:
 class CheckpointSection:
     """When checkpoints are written, and which are kept."""
 
-    every_steps: int = option(0, "steps between checkpoints; 0: by time alone", minimum=0)
-    every_minutes: float = option(5.0, "minutes between checkpoints; 0: by steps alone", minimum=0)
-    keep: int = option(5, "newest checkpoints that are kept", minimum=1)
+    every_steps: int = option(0, "steps between checkpoints; 0: by time alone", minimum=0, maximum=1_000_000_000)
+    every_minutes: float = option(5.0, "minutes between checkpoints; 0: by steps alone", minimum=0, maximum=1e6)
+    keep: int = option(5, "newest checkpoints that are kept", minimum=1, maximum=1_000_000)
     keep_best: bool = option(True, "also keep the one with the best evaluation")
     compression: Literal["zstd", "none"] = option("zstd", "compression of the tensors on disk")
 
@@ -113,17 +123,18 @@ class RewardLimitsSection:
         30.0,
         "seconds that a reward may take for a sample (a batch, where it scores batches) before its process is ended",
         minimum=0.001,
+        maximum=1e6,
     )
-    workers: int = option(2, "processes that score at the same time", minimum=1)
+    workers: int = option(2, "processes that score at the same time", minimum=1, maximum=4_096)
 
 
 @dataclass(kw_only=True)
 class RoleSection:
     """What one role has of its own."""
 
-    count: int = option(1, "workers of this role", minimum=1)
+    count: int = option(1, "workers of this role", minimum=1, maximum=100_000)
     devices: list[int] = option(
-        [], "indices of the devices that its workers use; empty: chosen by the executor", minimum=0
+        [], "indices of the devices that its workers use; empty: chosen by the executor", minimum=0, maximum=100_000
     )
     backend: dict[str, Any] = option(
         {}, "options of its backend (of the rollout role: its engine) that differ from the run's"
@@ -154,7 +165,9 @@ class RunSection:
 
     name: str = option("", "name of the run; default: the name of the config file")
     directory: str = option("", "directory of the run; default: runs/NAME")
-    max_rollouts_per_step: int = option(0, "trajectories a step that are written to rollouts/; 0: all", minimum=0)
+    max_rollouts_per_step: int = option(
+        0, "trajectories a step that are written to rollouts/; 0: all", minimum=0, maximum=1_000_000_000
+    )
 
 
 @dataclass(kw_only=True)

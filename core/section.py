@@ -46,16 +46,21 @@ class Section(dict[str, Any]):
         return _rebuild, (type(self), dict(self), self.place, self.origins)
 
 
+LARGEST_WEIGHT = 1e9
+
+
 class RewardSection(Section):
     """The section of a reward, which has a `weight` besides: its factor in the sum of rewards, 1 unless it is given."""
 
     @classmethod
     def from_option(cls, value: Any, place: str) -> Section:
-        """As `Section.from_option`; ValueError also for a weight that is no finite number."""
+        """As `Section.from_option`; ValueError also for a weight that is no number, or beyond `LARGEST_WEIGHT`."""
         section = super().from_option(value, place)
         weight = section.setdefault("weight", 1.0)
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not _is_finite(weight):
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not is_finite(weight):
             raise ValueError(f"has a weight that is no number: {'none' if weight is None else repr(weight)}")
+        if abs(weight) > LARGEST_WEIGHT:
+            raise ValueError(f"has a weight beyond {LARGEST_WEIGHT:g}: {weight!r}")
         section["weight"] = float(weight)
         return section
 
@@ -65,10 +70,11 @@ class RewardSection(Section):
         return float(self["weight"])
 
 
-def _is_finite(number: float) -> bool:
+def is_finite(number: float | str) -> bool:
+    """Whether a number, or the text of one, is a finite float; a whole number that no float can hold is not."""
     try:
-        return math.isfinite(number)
-    except OverflowError:  # a whole number that no float can hold
+        return math.isfinite(float(number))
+    except OverflowError:
         return False
 
 

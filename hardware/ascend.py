@@ -37,7 +37,9 @@ class AscendConfig:
         False,
         "compile operators for the shapes they meet, which pays where shapes repeat; false uses the ready-made ones",
     )
-    max_call_depth: int = option(1000, "how deep Python calls may nest, for tracing deep models", minimum=100)
+    max_call_depth: int = option(
+        1000, "how deep Python calls may nest, for tracing deep models", minimum=100, maximum=1_000_000
+    )
 
 
 class Ascend(Accelerator[AscendConfig]):

@@ -27,7 +27,10 @@ class CPUConfig:
     """Options of the CPU."""
 
     threads: int = option(
-        0, "threads that one operation of torch uses; 0 leaves what OMP_NUM_THREADS or torch decided", minimum=0
+        0,
+        "threads that one operation of torch uses; 0 leaves what OMP_NUM_THREADS or torch decided",
+        minimum=0,
+        maximum=4_096,
     )
 
 

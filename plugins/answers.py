@@ -39,13 +39,19 @@ class MatchOptions:
     normalise: list[Normalisation] = option(
         ["space"], "differences that do not matter between texts: space, case, punctuation, articles (a, an, the)"
     )
-    tolerance: float = option(0.0, "how far a number may be from the right one", minimum=0)
+    tolerance: float = option(0.0, "how far a number may be from the right one", minimum=0, maximum=1e9)
     which: Which = option("last", "the number or choice that counts, where a text has several")
     choices: list[str] = option(["A", "B", "C", "D"], "what a multiple-choice answer can be")
-    exact: float = option(1.0, "value of a response that is the right answer and nothing else")
-    inside: float = option(1.0, "value of the right answer inside other text (not for match by `exact`)")
-    wrong: float = option(0.0, "value of a bare number or choice that is wrong")
-    otherwise: float = option(0.0, "value of any other response, and of one in which `extract` finds nothing")
+    exact: float = option(
+        1.0, "value of a response that is the right answer and nothing else", minimum=-1e9, maximum=1e9
+    )
+    inside: float = option(
+        1.0, "value of the right answer inside other text (not for match by `exact`)", minimum=-1e9, maximum=1e9
+    )
+    wrong: float = option(0.0, "value of a bare number or choice that is wrong", minimum=-1e9, maximum=1e9)
+    otherwise: float = option(
+        0.0, "value of any other response, and of one in which `extract` finds nothing", minimum=-1e9, maximum=1e9
+    )
 
     def __post_init__(self) -> None:
         if self.extract is not None:

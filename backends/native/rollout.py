@@ -48,9 +48,12 @@ if TYPE_CHECKING:
 class NativeConfig:
     """Options of the native rollout."""
 
-    max_batch: int = option(256, "most responses generated at once", minimum=1)
+    max_batch: int = option(256, "most responses generated at once", minimum=1, maximum=1_000_000)
     min_batch: int = option(
-        16, "fewest responses generated at once, as long as they fit into all of the free memory", minimum=1
+        16,
+        "fewest responses generated at once, as long as they fit into all of the free memory",
+        minimum=1,
+        maximum=1_000_000,
     )
     memory_fraction: float = option(
         0.8, "share of the free device memory that a batch may plan with", minimum=0.01, maximum=1.0

@@ -36,8 +36,10 @@ class ArithmeticConfig:
 
     operations: list[Operation] = option(["add"], "what is asked: add, subtract, multiply, divide")
     digits: int = option(1, "operands have up to this many digits", minimum=1, maximum=9)
-    min_operand: int = option(0, "smallest operand")
-    max_operand: int | None = option(None, "largest operand; none: the largest of `digits` digits")
+    min_operand: int = option(0, "smallest operand", minimum=-1_000_000_000, maximum=1_000_000_000)
+    max_operand: int | None = option(
+        None, "largest operand; none: the largest of `digits` digits", minimum=-1_000_000_000, maximum=1_000_000_000
+    )
     negative: bool = option(True, "ask for differences below 0 too")
     heldout_fraction: float = option(0.2, "share of operand pairs kept for evaluation", minimum=0.001, maximum=0.999)
     split_seed: int = option(0, "another number holds other pairs out")
@@ -47,10 +49,10 @@ class ArithmeticConfig:
     system: str | None = option(None, "a system message before the question (chat only)")
     chat: bool = option(True, "ask as a chat message; otherwise the prompt is encoded as it is")
     which: Literal["last", "first", "any"] = option("any", "the numbers of a longer text that may be the right one")
-    exact: float = option(1.0, "value of the right number alone")
-    inside: float = option(0.3, "value of the right number inside other text")
-    wrong: float = option(0.1, "value of a wrong number alone")
-    otherwise: float = option(0.0, "value of anything else")
+    exact: float = option(1.0, "value of the right number alone", minimum=-1e9, maximum=1e9)
+    inside: float = option(0.3, "value of the right number inside other text", minimum=-1e9, maximum=1e9)
+    wrong: float = option(0.1, "value of a wrong number alone", minimum=-1e9, maximum=1e9)
+    otherwise: float = option(0.0, "value of anything else", minimum=-1e9, maximum=1e9)
 
     def __post_init__(self) -> None:
         if not self.operations:

@@ -36,8 +36,8 @@ class ReasoningGymConfig:
 
     task: str = option(REQUIRED, "name of a reasoning-gym dataset, such as chain_sum")
     options: dict[str, Any] = option({}, "options of that dataset; seed and size are set here")
-    train_size: int = option(10_000, "number of training tasks", minimum=1)
-    heldout_size: int = option(200, "number of held-out tasks", minimum=0)
+    train_size: int = option(10_000, "number of training tasks", minimum=1, maximum=1_000_000_000)
+    heldout_size: int = option(200, "number of held-out tasks", minimum=0, maximum=1_000_000_000)
     split_seed: int = option(0, "another number makes other tasks")
     system: str | None = option(None, "a system message before each question (chat only)")
     suffix: str = option("", "text after each question, such as ' Answer with a number only.'")

@@ -26,13 +26,17 @@ if TYPE_CHECKING:
 class KLInRewardConfig:
     """Options of the `kl_in_reward` extension. `target` and `horizon` matter where the coefficient adapts."""
 
-    coef: float = option(0.001, "weight of the penalty (its start, if it adapts)", minimum=0)
+    coef: float = option(0.001, "weight of the penalty (its start, if it adapts)", minimum=0, maximum=1_000)
     kind: KLKind = option("k1", "estimator of the divergence; in a reward, k1 is right")
     control: KLControl = option(
         "fixed", "fixed; horizon: proportional, arXiv:1909.08593; ratio: measured KL over target, at most 1"
     )
-    target: float = option(6.0, "KL divergence in nats a response that an adaptive coefficient aims at", minimum=1e-6)
-    horizon: float = option(10000.0, "samples over which the horizon controller corrects an error", minimum=1)
+    target: float = option(
+        6.0, "KL divergence in nats a response that an adaptive coefficient aims at", minimum=1e-6, maximum=1e6
+    )
+    horizon: float = option(
+        10000.0, "samples over which the horizon controller corrects an error", minimum=1, maximum=1e9
+    )
 
     def __post_init__(self) -> None:
         if self.coef == 0:

@@ -22,7 +22,10 @@ class LengthBalanceConfig:
     """Options of the `length_balance` extension."""
 
     partitions: int | None = option(
-        None, "parts to share a batch out to; none: as many as the actor has workers, and at least 2", minimum=2
+        None,
+        "parts to share a batch out to; none: as many as the actor has workers, and at least 2",
+        minimum=2,
+        maximum=1_000_000,
     )
     equal_counts: bool = option(False, "balance with equally many trajectories in each part, or one more or less")
 

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 class OverlongPenaltyConfig:
     """Options of the `overlong_penalty` extension."""
 
-    limit: int | None = option(None, "response tokens with the full penalty; none: sampling.max_new_tokens", minimum=1)
-    buffer: int = option(16, "tokens before the limit over which the penalty grows", minimum=1)
-    scale: float = option(1.0, "the full penalty, in units of reward", minimum=0)
+    limit: int | None = option(
+        None, "response tokens with the full penalty; none: sampling.max_new_tokens", minimum=1, maximum=10_000_000
+    )
+    buffer: int = option(16, "tokens before the limit over which the penalty grows", minimum=1, maximum=10_000_000)
+    scale: float = option(1.0, "the full penalty, in units of reward", minimum=0, maximum=1e9)
 
 
 class OverlongPenalty(Extension[OverlongPenaltyConfig]):

@@ -29,7 +29,9 @@ class RewardNormaliserConfig:
 
     centre: bool = option(True, "subtract the running mean")
     scale: bool = option(True, "divide by the running standard deviation")
-    clip: float | None = option(None, "largest size of a normalised score, either way; null: no limit", minimum=0)
+    clip: float | None = option(
+        None, "largest size of a normalised score, either way; null: no limit", minimum=0, maximum=1e9
+    )
     per: str | None = option(
         None, "key of the tasks' metadata whose values get statistics of their own; null: one for all"
     )

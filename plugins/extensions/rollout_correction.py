@@ -43,16 +43,18 @@ class RolloutCorrectionConfig:
     outside: Literal["truncate", "mask"] = option(
         "truncate", "what becomes of a weight outside of floor and cap: the nearer bound, or 0"
     )
-    cap: float | None = option(2.0, "upper bound of a weight; null: none", minimum=1)
+    cap: float | None = option(2.0, "upper bound of a weight; null: none", minimum=1, maximum=1e9)
     floor: float | None = option(None, "lower bound of a weight; null: none", minimum=0, maximum=1)
     normalise: bool = option(False, "divide the weights of a batch by their mean")
     reject_above: float | None = option(
-        None, "reject responses whose tokens' ratios have a larger geometric mean", minimum=1
+        None, "reject responses whose tokens' ratios have a larger geometric mean", minimum=1, maximum=1e9
     )
     reject_below: float | None = option(
         None, "reject responses whose tokens' ratios have a smaller geometric mean", minimum=0, maximum=1
     )
-    reject_token_above: float | None = option(None, "reject responses with a token of a larger ratio", minimum=1)
+    reject_token_above: float | None = option(
+        None, "reject responses with a token of a larger ratio", minimum=1, maximum=1e9
+    )
     reject_token_below: float | None = option(
         None, "reject responses with a token of a smaller ratio", minimum=0, maximum=1
     )

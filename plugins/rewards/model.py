@@ -36,16 +36,25 @@ class ModelRewardConfig:
 
     path: str = option(REQUIRED, "directory of a sequence classifier with one label, and of its tokenizer")
     tokenizer: str | None = option(None, "directory of its tokenizer, where that is another one")
-    batch_size: int = option(16, "samples that are scored in one call, under one time limit", minimum=1)
-    tokens_per_pass: int = option(
-        4096, "tokens, padding included, that go through the model at a time; a longer sample goes alone", minimum=1
+    batch_size: int = option(
+        16, "samples that are scored in one call, under one time limit", minimum=1, maximum=1_000_000
     )
-    max_tokens: int | None = option(None, "longest sample, in tokens; none: what the model can read", minimum=1)
+    tokens_per_pass: int = option(
+        4096,
+        "tokens, padding included, that go through the model at a time; a longer sample goes alone",
+        minimum=1,
+        maximum=1_000_000_000,
+    )
+    max_tokens: int | None = option(
+        None, "longest sample, in tokens; none: what the model can read", minimum=1, maximum=10_000_000
+    )
     overlong: Literal["abstain", "truncate_left"] = option(
         "abstain", "what to do with a longer one: say nothing, which is counted, or read its last tokens alone"
     )
-    mean: float = option(0.0, "subtracted from each score, such as the mean over a reference's responses")
-    std: float = option(1.0, "then divides it", minimum=1e-6)
+    mean: float = option(
+        0.0, "subtracted from each score, such as the mean over a reference's responses", minimum=-1e9, maximum=1e9
+    )
+    std: float = option(1.0, "then divides it", minimum=1e-6, maximum=1e9)
     dtype: Literal["float32", "bfloat16"] = option("float32", "type of the model's weights")
 
 

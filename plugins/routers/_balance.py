@@ -20,10 +20,16 @@ class BalanceOptions:
     """How evenly tokens are spread over experts; both are off by default."""
 
     auxiliary_loss: float = option(
-        0.0, "coefficient of the sequence-wise balance loss (arXiv:2412.19437, equation 17); 0: none", minimum=0
+        0.0,
+        "coefficient of the sequence-wise balance loss (arXiv:2412.19437, equation 17); 0: none",
+        minimum=0,
+        maximum=1_000,
     )
     bias_rate: float = option(
-        0.0, "by how much an expert's bias changes after each update (arXiv:2408.15664); 0: no biases", minimum=0
+        0.0,
+        "by how much an expert's bias changes after each update (arXiv:2408.15664); 0: no biases",
+        minimum=0,
+        maximum=10,
     )
 
 

@@ -21,13 +21,17 @@ from rollstock.plugins.routers._balance import BalancedRouter, BalanceOptions
 class GumbelConfig(BalanceOptions):
     """Options of `router: {name: gumbel}`."""
 
-    temperature: float = option(1.0, "temperature of the soft sample at the first step", minimum=1e-3)
-    final_temperature: float = option(0.3, "temperature after `steps`", minimum=1e-3)
-    steps: int = option(100, "steps over which the temperature goes from one to the other", minimum=1)
+    temperature: float = option(1.0, "temperature of the soft sample at the first step", minimum=1e-3, maximum=1_000)
+    final_temperature: float = option(0.3, "temperature after `steps`", minimum=1e-3, maximum=1_000)
+    steps: int = option(
+        100, "steps over which the temperature goes from one to the other", minimum=1, maximum=1_000_000_000
+    )
     schedule: Literal["exponential", "linear", "constant"] = option(
         "exponential", "how it gets there; constant: it stays at `temperature`"
     )
-    noise: float = option(1.0, "scale of the Gumbel noise in the choice; 0: the model's own choice", minimum=0)
+    noise: float = option(
+        1.0, "scale of the Gumbel noise in the choice; 0: the model's own choice", minimum=0, maximum=1_000
+    )
 
 
 class Gumbel(BalancedRouter[GumbelConfig]):

@@ -20,7 +20,7 @@ from rollstock.plugins.routers._balance import BalancedRouter, BalanceOptions
 class VoteConfig(BalanceOptions):
     """Options of `router: {name: vote}`."""
 
-    temperatures: list[float] = option([0.1, 0.5, 1.0], "one draw votes at each of these", minimum=1e-3)
+    temperatures: list[float] = option([0.1, 0.5, 1.0], "one draw votes at each of these", minimum=1e-3, maximum=1_000)
 
     def __post_init__(self) -> None:
         if not self.temperatures:

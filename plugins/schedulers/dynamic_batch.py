@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 class DynamicBatchConfig:
     """Options of the `dynamic_batch` scheduler."""
 
-    tokens_per_micro_batch: int = option(16_384, "tokens, prompts included, that one micro-batch may hold", minimum=1)
+    tokens_per_micro_batch: int = option(
+        16_384, "tokens, prompts included, that one micro-batch may hold", minimum=1, maximum=1_000_000_000
+    )
     keep_groups: bool = option(True, "put the samples of one prompt into one micro-batch, where they fit")
     equal_size: bool = option(False, "give micro-batches equally many sequences, not only nearly as many tokens")
-    min_generation_batch: int = option(16, "sequences generated at once, at least", minimum=1)
-    max_generation_batch: int = option(256, "sequences generated at once, at most", minimum=1)
+    min_generation_batch: int = option(16, "sequences generated at once, at least", minimum=1, maximum=1_000_000)
+    max_generation_batch: int = option(256, "sequences generated at once, at most", minimum=1, maximum=1_000_000)
     memory_share: float = option(
         0.3, "share of the device's memory that caches of generation may take", minimum=0, maximum=1
     )

@@ -43,9 +43,12 @@ class ConsoleConfig:
     metrics: list[str] = option(
         DEFAULT_METRICS, "metrics to show, in this order; those that a run does not have are left out"
     )
-    every: int = option(1, "show every n-th step", minimum=1)
+    every: int = option(1, "show every n-th step", minimum=1, maximum=1_000_000_000)
     samples: int = option(
-        0, "trajectories to show of each step that is shown, the best and the worst among them", minimum=0
+        0,
+        "trajectories to show of each step that is shown, the best and the worst among them",
+        minimum=0,
+        maximum=1_000_000,
     )
     style: Literal["auto", "rich", "plain"] = option("auto", "auto: rich on a terminal, plain elsewhere")
     stream: Literal["stdout", "stderr"] = option("stdout", "where to write")

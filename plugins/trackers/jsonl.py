@@ -28,7 +28,7 @@ class JsonlConfig:
     """Options of the `jsonl` tracker."""
 
     rollouts: bool = option(True, "write trajectories too, not only metrics")
-    rollouts_every: int = option(1, "write the trajectories of every n-th step", minimum=1)
+    rollouts_every: int = option(1, "write the trajectories of every n-th step", minimum=1, maximum=1_000_000_000)
 
 
 class JsonlTracker(Tracker[JsonlConfig]):

@@ -19,8 +19,8 @@ class TensorBoardConfig:
     """Options of the `tensorboard` tracker."""
 
     directory: str = option("tensorboard", "where event files go, in the run's directory unless absolute")
-    samples: int = option(4, "trajectories of a step that are shown as text; 0: none", minimum=0)
-    samples_every: int = option(10, "show trajectories of every n-th step", minimum=1)
+    samples: int = option(4, "trajectories of a step that are shown as text; 0: none", minimum=0, maximum=1_000_000)
+    samples_every: int = option(10, "show trajectories of every n-th step", minimum=1, maximum=1_000_000_000)
 
 
 class TensorBoard(Tracker[TensorBoardConfig]):

@@ -27,8 +27,8 @@ class WandbConfig:
     mode: Literal["online", "offline", "disabled"] = option(
         "online", "offline writes files into the run's directory, for `wandb sync`; disabled does nothing"
     )
-    samples: int = option(8, "trajectories of a step that are shown as a table; 0: none", minimum=0)
-    samples_every: int = option(10, "show trajectories of every n-th step", minimum=1)
+    samples: int = option(8, "trajectories of a step that are shown as a table; 0: none", minimum=0, maximum=1_000_000)
+    samples_every: int = option(10, "show trajectories of every n-th step", minimum=1, maximum=1_000_000_000)
 
 
 class Wandb(Tracker[WandbConfig]):
