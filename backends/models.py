@@ -204,4 +204,9 @@ def checkpoint_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) ->
     from transformers.core_model_loading import revert_weight_conversion
 
     converted: dict[str, Tensor] = revert_weight_conversion(model, dict(weights))
-    return converted
+    return {name: _alone(tensor) for name, tensor in converted.items()}
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """A tensor with storage of its own: files are not written from parts of larger ones, such as that of all experts."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
