@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ from rollstock.errors import RunError, UserError
 from rollstock.folders import folder_for
 from rollstock.model_card import model_card
 from rollstock.report.reading import read_run
+from rollstock.restart import ROUTER_STATE
 from rollstock.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 PART = "actor/model"
+ROUTER_FILE = "router.json"
+
+logger = logging.getLogger(__name__)
 
 
 def export(
@@ -59,6 +64,7 @@ def export(
         with folder_for(to.parent):
             shutil.copytree(directory.model, temporary)
             _write_weights(weights, temporary, dtype)
+            _write_router(checkpoint, temporary)
             (temporary / "README.md").write_text(model_card(read_run(run_dir), checkpoint), encoding="utf-8")
             if to.exists():
                 to.rmdir()  # it is empty: that was checked
@@ -68,6 +74,19 @@ def export(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return to
+
+
+def _write_router(checkpoint: Checkpoint, folder: Path) -> None:
+    """Keep a router's balancing biases beside the weights, and say that a Hugging Face model knows nothing of them."""
+    state = checkpoint.state.get("backends", {}).get("actor", {}).get(ROUTER_STATE)
+    if state:
+        (folder / ROUTER_FILE).write_text(json.dumps(state), encoding="utf-8")
+        logger.warning(
+            "the run's router has a state (%s), for which a Hugging Face model has no place: "
+            "plain transformers chooses experts without it; it is kept in %s",
+            ", ".join(state),
+            ROUTER_FILE,
+        )
 
 
 def _refuse_occupied(to: Path) -> None:

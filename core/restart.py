@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rollstock.run import Run
 
 TRAINED_ROLES = ("actor", "critic")
+ROUTER_STATE = "router"
+"""Where a role's state keeps its router's, beside the values of its backend."""
 
 
 def plugin_states(run: Run) -> dict[str, Any]:

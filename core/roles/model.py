@@ -21,12 +21,10 @@ from rollstock.interfaces.scheduler import Scheduler
 from rollstock.manager import make_manager
 from rollstock.metrics import Metric, Metrics, merge_metrics
 from rollstock.micro import Loss, MicroBatch, Totals
+from rollstock.restart import ROUTER_STATE
 
 if TYPE_CHECKING:
     from rollstock.schema import RunConfig
-
-ROUTER_STATE = "router"
-"""Where a role's state keeps its router's, beside the backend's values."""
 
 
 class ModelWorker:

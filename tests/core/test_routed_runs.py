@@ -1,5 +1,6 @@
 """Whole runs with a router: refused, resumed, and in step on both sides."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from rollstock import UserError
 from rollstock.checkpoint import CheckpointStore
+from rollstock.export import export
 from rollstock.launch import resume
 from rollstock.testing import read_metrics, tiny_config, tiny_run
 
@@ -101,3 +104,16 @@ def test_a_resumed_run_equals_one_that_was_never_interrupted(
     assert_same_run(tmp_path / "resumed", tmp_path / "straight")
     saved = CheckpointStore(tmp_path / "resumed" / "checkpoints").load().state["backends"]["actor"]
     assert any(any(row) for row in saved["router"]["biases"])
+
+
+def test_an_export_keeps_biases_beside_the_model_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(tmp_path / "run", {"name": "topk", "bias_rate": 0.02})
+    export(tmp_path / "run", tmp_path / "model")
+    biases = json.loads((tmp_path / "model" / "router.json").read_text())["biases"]
+    assert [len(row) for row in biases] == [8, 8]
+    assert "plain transformers chooses experts without it" in caplog.text
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert model.config.num_experts == 8
+    run(tmp_path / "plain", "topk")
+    export(tmp_path / "plain", tmp_path / "other")
+    assert not (tmp_path / "other" / "router.json").exists()
