@@ -208,5 +208,5 @@ def checkpoint_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) ->
 
 
 def _alone(tensor: Tensor) -> Tensor:
-    """A tensor with storage of its own: files are not written from parts of larger ones, such as that of all experts."""
+    """A tensor with storage of its own: files are not written from parts of larger ones (that of all experts, say)."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
