@@ -238,7 +238,7 @@ class Batch:
             return self
         less = self.select(range(len(self)))
         for columns in (less._tokens, less._sequences, less._prompt_columns):
-            columns.pop(name, None)  # type: ignore[attr-defined]  # all three are dictionaries
+            columns.pop(name, None)
         return less
 
     @staticmethod

@@ -55,10 +55,11 @@ class Scoring:
             scores = scores + bias
         if self.num_groups == 1 or self.kept_groups >= self.num_groups:
             return scores
-        grouped = scores.unflatten(-1, (self.num_groups, -1))
+        grouped: Tensor = scores.unflatten(-1, (self.num_groups, -1))
         best = grouped.topk(self.group_top, dim=-1).values.sum(dim=-1)  # [n, groups]
         kept = torch.zeros_like(best, dtype=torch.bool).scatter(-1, best.topk(self.kept_groups, dim=-1).indices, True)
-        return grouped.masked_fill(~kept[..., None], -torch.inf).flatten(-2)
+        allowed: Tensor = grouped.masked_fill(~kept[..., None], -torch.inf)
+        return allowed.flatten(-2)
 
     def weights(self, logits: Tensor, experts: Tensor) -> Tensor:
         """[n, k] float32: what the model multiplies the outputs of `experts` [n, k] with. Differentiable."""

@@ -97,7 +97,7 @@ class RoutedModel:
         self._record: Record | None = None
         router.setup(self.layers, seed=seed)
         for each in found:
-            each.module.forward = self._replaced(each, each.module.forward)  # type: ignore[method-assign]  # of this one
+            each.module.forward = self._replaced(each, each.module.forward)
 
     @property
     def num_experts(self) -> int:

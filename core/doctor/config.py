@@ -51,8 +51,9 @@ def examine_config(config: RunConfig) -> list[Finding]:
 def _sections(config: RunConfig, manager: PluginManager) -> Iterator[Finding]:
     """What is wrong with each plugin that the config names; a run would stop at the first."""
     for kind in KINDS.values():
-        found = getattr(config, kind.section) if kind.section else None
-        for index, section in enumerate(found if kind.many else [found] if found else []):
+        found: Any = getattr(config, kind.section) if kind.section else None
+        sections = found if kind.many else [found] if found else []
+        for index, section in enumerate(sections):
             try:
                 manager.complete(kind.name, section)
             except RollstockError as error:

@@ -268,10 +268,10 @@ def check_auxiliary_loss(case: RouterCase) -> None:
     if whole is None:
         raise NotApplicable("the router adds no loss")
     total = sum(float(part.detach()) for part in parts if part is not None)
-    found = float(whole.detach())
+    loss = float(whole.detach())
     expect(
-        whole.dim() == 0 and whole.requires_grad and abs(total - found) <= 1e-5 * max(1.0, abs(found)),
-        f"the loss of a batch is {found:.6g}, those of its two sequences add up to {total:.6g}",
+        whole.dim() == 0 and whole.requires_grad and abs(total - loss) <= 1e-5 * max(1.0, abs(loss)),
+        f"the loss of a batch is {loss:.6g}, those of its two sequences add up to {total:.6g}",
         mend="sum a loss of each sequence, and divide by `num_sequences`",
     )
 
