@@ -288,7 +288,7 @@ def rollstock_score(run: Run, batch: Batch) -> bool | None:
     """Stage 2: fill the sequence columns `scores` (float) and `scored` (bool; False where every reward abstained).
 
     Called once for each generated batch. Return True when the batch is scored; None passes on, at last to the core's
-    implementation, which asks the reward role, or, where the algorithm is offline, leaves the scores that responses have
+    implementation, which asks the reward role. Where the algorithm is offline, it leaves the scores that responses have
     by their ranks. A wrapper may change `scores` afterwards.
 
     Example:

@@ -26,12 +26,13 @@ NUM_ROWS = 10
 def model_card(run: RunFiles, checkpoint: Checkpoint) -> str:
     """The card as Markdown with the front matter that model hubs read."""
     algorithm = run.name_of("algorithm") or "unknown"
-    tags = ["reinforcement-learning", "rollstock", algorithm]
+    rewarded = any("reward/mean" in row for row in run.metrics.values())  # not by an offline algorithm
+    tags = [*(["reinforcement-learning"] if rewarded else []), "rollstock", algorithm]
     front = yaml.safe_dump({"library_name": "transformers", "pipeline_tag": "text-generation", "tags": tags})
     parts = [
         f"---\n{front}---",
         f"# {run.directory.path.resolve().name}",
-        f"A language model trained by reinforcement learning with rollstock: `{algorithm}` on "
+        f"A language model trained{' by reinforcement learning' if rewarded else ''} with rollstock: `{algorithm}` on "
         f"`{run.name_of('environment') or 'unknown'}`, {_base_model(run)}.",
         "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         'model = AutoModelForCausalLM.from_pretrained(".")\ntokenizer = AutoTokenizer.from_pretrained(".")\n```',

@@ -109,6 +109,7 @@ CHECKS: tuple[Check, ...] = (
     Check(r"train/num_empty_steps", "Steps from which everything was dropped.", _count("warning")),
     Check(r"prompt_length/num_(truncated|skipped)", "Prompts cut or skipped for being too long.", _count("warning")),
     Check(r"response_length/clip_ratio", "Responses that hit the token limit (share).", _late_mean(0.3), _over(0.3)),
+    Check(r"response_length/num_truncated", "Responses of the data that were cut at the limit.", _count("warning")),
     Check(r"response_length/num_empty", "Responses without a single token.", _count("info")),
     Check(r".*skipped_updates", "Updates skipped because a gradient was not finite.", _count("warning")),
     Check(r".*logprobs?_diff.*max", "Sampler and trainer disagree by this much (nats).", _largest(0.5), _over(0.5)),

@@ -18,6 +18,8 @@ _MODE = re.compile(r"eval/(?P<mode>[^/]+)/(?P<quantity>.+)")
 _EVALUATION_ORDER = ("solved", "exact", "accuracy", "pass", "reward", "score")
 _KEY_CHARTS: tuple[tuple[str, str], ...] = (
     ("Reward", r"(reward|score)s?/(mean|max|min)|critic/score/(mean|max|min)"),
+    ("Implicit reward of pairs", r"rewards/(chosen|rejected|margins)"),
+    ("Pairs in the right order", r"rewards/accuracies"),
     ("Policy loss", r"actor/(pg_loss|loss|policy_loss)"),
     ("KL divergence", r"actor/(ppo_kl|kl|kl_loss|kl_reward|approx_kl)"),
     ("Entropy", r"actor/entropy(_loss)?"),

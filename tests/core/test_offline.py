@@ -256,6 +256,9 @@ def test_what_was_trained_is_exported_and_reported(small_run, tmp_path, pairs):
     outcome = train(small_run(tmp_path / "run", environment=pairs, **DPO_RUN))
     export(outcome.directory, tmp_path / "model")
     assert (tmp_path / "model/model.safetensors").is_file()
+    card = (tmp_path / "model/README.md").read_text()
+    assert "A language model trained with rollstock: `dpo`" in card
+    assert "reinforcement" not in card
     page = write_report(outcome.directory).read_text()
     assert "rewards/margins" in page
     assert "eval/loss" in page

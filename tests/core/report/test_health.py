@@ -42,6 +42,7 @@ Judge = Callable[..., dict[str, Item]]
         ("sync/changed", [1, 0, 1], "info", "step 2"),
         ("train/num_empty_steps", [0, 1], "warning", "step 2"),
         ("prompt_length/num_truncated", [0, 1], "warning", "step 2"),
+        ("response_length/num_truncated", [0, 3], "warning", "step 2"),
         ("tracker/num_failed", [0, 1], "info", "step 2"),
         ("rollout/halved_batches", [0, 1], "info", "step 2"),
     ],
