@@ -6,6 +6,7 @@ For `rollstock export`. Every number comes from the run's files; secrets are mas
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,18 @@ if TYPE_CHECKING:
     from rollstock.checkpoint import Checkpoint
 
 NUM_ROWS = 10
+LANGUAGE_MODEL = "AutoModelForCausalLM"
+_USE = """```python
+from transformers import {auto_class}, AutoTokenizer
+
+model = {auto_class}.from_pretrained(".")
+tokenizer = AutoTokenizer.from_pretrained(".")
+```"""
+_SCORING = """
+
+Its one logit is the score of a conversation that ends with the token that ends a response. Where the config has no
+padding token, because that token is also the padding, score one conversation at a time, or choose another padding token
+for model and tokenizer first."""
 
 
 def model_card(run: RunFiles, checkpoint: Checkpoint) -> str:
@@ -28,19 +41,30 @@ def model_card(run: RunFiles, checkpoint: Checkpoint) -> str:
     algorithm = run.name_of("algorithm") or "unknown"
     rewarded = any("reward/mean" in row for row in run.metrics.values())  # not by an offline algorithm
     tags = [*(["reinforcement-learning"] if rewarded else []), "rollstock", algorithm]
-    front = yaml.safe_dump({"library_name": "transformers", "pipeline_tag": "text-generation", "tags": tags})
+    loader = auto_class(run.directory.model)
+    scores = loader != LANGUAGE_MODEL
+    task = "text-classification" if scores else "text-generation"
+    front = yaml.safe_dump({"library_name": "transformers", "pipeline_tag": task, "tags": tags})
+    way = " by reinforcement learning" if rewarded else ""
+    what = "A reward model trained" if scores else f"A language model trained{way}"
     parts = [
         f"---\n{front}---",
         f"# {run.directory.path.resolve().name}",
-        f"A language model trained{' by reinforcement learning' if rewarded else ''} with rollstock: `{algorithm}` on "
-        f"`{run.name_of('environment') or 'unknown'}`, {_base_model(run)}.",
-        "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        'model = AutoModelForCausalLM.from_pretrained(".")\ntokenizer = AutoTokenizer.from_pretrained(".")\n```',
+        f"{what} with rollstock: `{algorithm}` on `{run.name_of('environment') or 'unknown'}`, {_base_model(run)}.",
+        f"## Use\n\n{_USE.format(auto_class=loader)}{_SCORING if scores else ''}",
         f"## Training\n\n{_facts(run, checkpoint)}",
         _curves(run, checkpoint.step),
         f"## Config\n\n```yaml\n{_config(run)}```",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def auto_class(model: Path) -> str:
+    """The class of transformers that loads the directory of a model: a language model, or a reward model."""
+    path = model / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    scores = any("SequenceClassification" in str(name) for name in config.get("architectures") or [])
+    return "AutoModelForSequenceClassification" if scores else LANGUAGE_MODEL
 
 
 def _base_model(run: RunFiles) -> str:

@@ -62,12 +62,13 @@ def export(options: argparse.Namespace, output: Output) -> int:
     """Write a run's model in Hugging Face format."""
     prepare_environment()
     from rollstock.export import export as write
+    from rollstock.model_card import auto_class
 
     with output.others():
         path = write(options.run, options.to, step=options.step, dtype=options.dtype)
     if output.as_json:
         output.json({"path": str(path)})
-    output.line(f"wrote {path}; load it with transformers.AutoModelForCausalLM.from_pretrained({str(path)!r})")
+    output.line(f"wrote {path}; load it with transformers.{auto_class(path)}.from_pretrained({str(path)!r})")
     return 0
 
 
