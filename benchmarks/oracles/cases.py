@@ -24,7 +24,8 @@ class Case:
 
     kind: which function of each side runs it; theirs, options: what the peer calls it, and its options; ours: the
     plugin or function of rollstock, with `our_options`; sorts: the sorts of draws that it can take; outputs: those that
-    are compared, all by default; why: the reason, where the two differ on purpose.
+    are compared, all by default; why: the reason, where the two differ on purpose; tolerance: the difference allowed
+    where they do not.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Case:
     sorts: tuple[str, ...] = EVERY
     outputs: tuple[str, ...] = ()
     why: str = ""
+    tolerance: float = 1e-6
 
 
 def takes(case: Case, draw: str) -> bool:

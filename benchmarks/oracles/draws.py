@@ -3,8 +3,9 @@
 For `run.py`, which draws them anew, and for the tests, which read stored ones. Needs torch and safetensors, but nothing
 of rollstock: the peers' side reads with it too.
 
-A draw is named `sort@seed`. Its columns are float64 and padded, `[B, T]` for tokens and `[B]` for trajectories. Masked
-slots hold junk (except rewards, where verl expects 0), so that a leak shows up as a difference.
+A draw is named `sort@seed`. Its columns are float64 and padded, `[B, T]` for tokens and `[B]` for trajectories; ids are
+int64, those of `prompts` right-padded with 0. Masked slots hold junk (except rewards, where verl expects 0), so that a
+leak shows up as a difference.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 Columns = dict[str, Tensor]
 
 JUNK = 7.5
-LENGTH = 9
+PROMPT, LENGTH = 4, 9
 RESPONSE_LIMIT = 16  # the constant that divides in `seq_mean_token_sum_norm`, larger than any response
 VOCABULARY = 11
 
@@ -94,8 +95,11 @@ def draw(sort: Sort, seed: int) -> Columns:
     columns["token_rewards"][~mask.any(1), -1] = scores[~mask.any(1)]
     columns["step_rewards"] = torch.where(mask, 0.3 * normal(size, LENGTH), 0.0)
     columns["logits"] = 2 * normal(size, LENGTH, VOCABULARY)
-    tokens = torch.randint(1, VOCABULARY, (size, LENGTH), generator=generator)
-    return {**columns, "mask": mask, "groups": groups, "tokens": tokens}
+    tokens = torch.randint(2, VOCABULARY, (size, LENGTH), generator=generator)
+    prompts = torch.randint(2, VOCABULARY, (len(sort.groups), PROMPT), generator=generator)[groups]
+    lengths = torch.randint(1, PROMPT + 1, (len(sort.groups),), generator=generator)[groups]
+    prompts = torch.where(torch.arange(PROMPT) < lengths[:, None], prompts, 0)
+    return {**columns, "mask": mask, "groups": groups, "tokens": tokens, "prompts": prompts}
 
 
 def _mask(sort: Sort, size: int, generator: torch.Generator) -> Tensor:

@@ -6,20 +6,42 @@ For `run.py` and for the tests, which compare them with the peers' stored ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from cases import CLIP, MISMATCH, Case
-from draws import RESPONSE_LIMIT, Columns
+from draws import RESPONSE_LIMIT, VOCABULARY, Columns
 from torch import Tensor
 
-from rollstock import Algorithm, Batch, Extension, Loss, Metrics, MicroBatch, Totals
+from rollstock import Algorithm, Backend, Batch, Extension, Loss, Metrics, MicroBatch, ModelSpec, Totals
 from rollstock.algorithms import functional as F
 from rollstock.algorithms.kl_control import KLController, KLControlOptions
+from rollstock.testing.models import get_device, plain_model
 from rollstock.testing.subject import Subject
 
 Results = dict[str, Tensor]
+
+MODEL = Path(__file__).resolve().parents[2] / "tests" / "algorithms" / "fixtures" / "model"
+
+
+def save_model(folder: Path) -> None:
+    """Write a tiny random model, opinionated enough that its gradients are not all alike."""
+    block = {
+        "model_type": "qwen3",
+        "vocab_size": VOCABULARY,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 4,
+        "max_position_embeddings": 32,
+        "initializer_range": 0.5,
+        "tie_word_embeddings": True,
+    }
+    plain_model(ModelSpec(config=block, pad_token_id=0, eos_token_ids=(1,))).save_pretrained(folder)
 
 
 def make_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm[Any]:
@@ -43,7 +65,7 @@ def make_batch(columns: Columns, *, step_rewards: bool = False) -> Batch:
     if step_rewards:
         tokens["step_rewards"] = flat("step_rewards")
     return Batch(
-        prompts=[torch.ones(1, dtype=torch.int64)] * size,
+        prompts=[row[row > 0] for row in columns["prompts"]],
         lengths=lengths,
         token_columns={
             "response": flat("tokens"),
@@ -202,6 +224,37 @@ def _through(hook: Generator[None, Any, Any], inside: Callable[[], None] = lambd
     raise AssertionError("a hook wrapper yields once")
 
 
+def through_model(columns: Columns, case: Case) -> Results:
+    """A loss of the tiny model itself, the norm of its gradient, and what the model says of each token, `[B, T]`."""
+    options = dict(case.our_options)
+    temperature = options.pop("temperature", 1.0)
+    algorithm = make_algorithm(case.ours, options)
+    batch = _paired(columns) if case.ours == "dpo" else make_batch(columns)
+    batch["advantages"] = (
+        _spread(columns)[:, : batch.max_length] if case.ours not in ("dpo", "sft") else batch.mask.double()
+    )
+    backend: Backend[Any] = Subject(Backend, "torch", {"max_grad_norm": 1e9}).make()
+    backend.setup(ModelSpec(path=str(MODEL)), get_device("cpu"), trainable=True, total_updates=1)
+    cut = [list(range(len(batch)))]
+    outputs = ("logprobs", "entropy")
+    said = backend.forward(batch, outputs, temperature=temperature, micro_batches=cut)
+    metrics = backend.update(
+        batch,
+        algorithm.loss,
+        outputs=["logprobs"],
+        temperature=temperature,
+        micro_batches=cut,
+        totals=Totals.of(batch, response_limit=RESPONSE_LIMIT),
+    )
+    value = metrics.get("actor/pg_loss", metrics.get("actor/loss"))
+    assert value is not None
+    numbers = {"loss": value.value, "grad_norm": metrics["grad_norm"].value}
+    found = {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
+    if case.ours in ("dpo", "sft"):
+        return found
+    return {**found, **{name: _widened(batch.pad(said[name]), columns) for name in outputs}}
+
+
 def kl(columns: Columns, case: Case) -> Results:
     """A KL estimate of each token, with the gradient of their sum."""
     leaf = columns["logprobs"].clone().requires_grad_()
@@ -265,6 +318,7 @@ KINDS: Mapping[str, Callable[[Columns, Case], Results]] = {
     "reward_model": reward_model,
     "sft": sft,
     "critic_loss": critic_loss,
+    "through_model": through_model,
     "kl": kl,
     "whiten": whiten,
     "logits": logits,

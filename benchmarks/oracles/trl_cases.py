@@ -47,6 +47,13 @@ SAMPLER_WEIGHTS = [
     )
 ]  # fmt: skip
 
+THROUGH_A_MODEL = [
+    Case("grpo, through a model", "through_model", "grpo", "grpo", {**EPSILON, "loss_type": "dapo", "temperature": 0.7},
+         {**CLIP, "temperature": 0.7}, FULL, tolerance=1e-5),
+    Case("dpo, through a model", "through_model", "dpo", "dpo", {"beta": 0.1}, {"beta": 0.1}, FULL, tolerance=1e-5),
+    Case("sft, through a model", "through_model", "sft", "sft", {}, {}, FULL, tolerance=1e-5),
+]  # fmt: skip
+
 PREFERENCES = [
     Case("dpo sigmoid", "dpo", "sigmoid", "dpo", {"beta": 0.1, "loss_type": ["sigmoid"]}, {"beta": 0.1}, FULL),
     Case("dpo ipo", "dpo", "ipo", "dpo", {"beta": 0.1, "loss_type": ["ipo"]},
@@ -68,7 +75,7 @@ PREFERENCES = [
     Case("sft", "sft", "sft", "sft"),
 ]  # fmt: skip
 
-CASES = [*LOSSES, *ADVANTAGES, *SAMPLER_WEIGHTS, *PREFERENCES]
+CASES = [*LOSSES, *ADVANTAGES, *SAMPLER_WEIGHTS, *PREFERENCES, *THROUGH_A_MODEL]
 
 DIFFERENT = [
     Case("grpo advantages", "advantages", "grpo", "grpo", {"scale_rewards": "group"}, {}, ("plain", "special"),

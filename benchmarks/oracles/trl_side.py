@@ -3,9 +3,10 @@ environment.
 
     PYTHON trl_side.py DRAWS.safetensors OUTPUT.safetensors
 
-Written for TRL 1.16.0, whose names it uses. Each trainer is built as usual, around a model of a few hundred weights.
-Where it asks the model for log-probs, or for rewards of a reward model, it is answered with the drawn ones, so that
-gradients are by those; where it would generate, the drawn responses are handed to it.
+Written for TRL 1.16.0, whose names it uses. Each trainer is built as usual, around the tiny model in the folder `model`
+beside the draws. Where it asks the model for log-probs, or for rewards of a reward model, it is answered with the drawn
+ones, so that gradients are by those (except where a case is about the model); where it would generate, the drawn
+responses are handed to it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,16 +32,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import (
     PreTrainedTokenizerFast,
-    Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3ForSequenceClassification,
-    set_seed,
 )
 from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 from trl_cases import CASES, DIFFERENT
 
 Results = dict[str, Tensor]
 
+MODEL = Path(sys.argv[1]).with_name("model")
 ROWS = {
     "policy": {"prompt": "w2 w3"},
     "dpo": {"prompt": "w2 w3", "chosen": " w4", "rejected": " w5"},
@@ -82,9 +81,8 @@ def make_trainer(name: str, size: int, **options: Any) -> Any:
     words = {"<pad>": 0, "<eos>": 1, **{f"w{i}": i for i in range(2, VOCABULARY)}}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    model = (Qwen3ForSequenceClassification if name == "reward" else Qwen3ForCausalLM).from_pretrained(
-        _model_folder(reward=name == "reward")
-    )
+    model_class = Qwen3ForSequenceClassification if name == "reward" else Qwen3ForCausalLM
+    model = model_class.from_pretrained(MODEL, num_labels=1, dtype=torch.float32)
     if data == "policy":
         options = {"num_generations": 4, "max_completion_length": RESPONSE_LIMIT, **options}
     arguments = config_class(
@@ -106,27 +104,6 @@ def make_trainer(name: str, size: int, **options: Any) -> Any:
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1  # what `train` sets before the first step
     return trainer
-
-
-@cache
-def _model_folder(*, reward: bool) -> str:
-    """A tiny model on disk, from where a trainer can load a reference model as well."""
-    set_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=4,
-        eos_token_id=1,
-        pad_token_id=0,
-        num_labels=1,
-    )
-    folder = tempfile.mkdtemp(prefix="rollstock-oracle-")
-    (Qwen3ForSequenceClassification if reward else Qwen3ForCausalLM)(config).save_pretrained(folder)
-    return folder
 
 
 def _no_reward(completions: list[Any], **columns: Any) -> list[float]:
@@ -264,6 +241,65 @@ def sft(columns: Columns, case: Case) -> Results:
     return _with_gradient(trainer.compute_loss(Replay(leaf), inputs), leaf)
 
 
+def through_model(columns: Columns, case: Case) -> Results:
+    """A loss of the tiny model itself, the norm of its gradient, and what the model says of each token, `[B, T]`."""
+    mask, inside, prompts = columns["mask"].long(), _inside(columns).long(), columns["prompts"]
+    size = len(mask)
+    trainer = make_trainer(case.theirs, size // (2 if case.theirs == "dpo" else 1), **case.options)
+    prompt_mask, nothing = (prompts > 0).long(), torch.zeros_like(prompts)
+    whole = {
+        "input_ids": _joined(prompts, columns["tokens"], prompt_mask),
+        "attention_mask": _joined(prompt_mask, inside, prompt_mask),
+    }
+    chosen = _joined(nothing, mask, prompt_mask)
+    found: Results = {}
+    if case.theirs == "dpo":
+        reference = _joined(nothing.double(), columns["ref_logprobs"], prompt_mask)
+        trainer.ref_model = Replay(reference[:, 1:])
+        inputs = {**whole, "completion_mask": chosen}
+    elif case.theirs == "sft":
+        inputs = {**whole, "labels": torch.where(chosen > 0, whole["input_ids"], -100)}
+    else:
+        prompts, prompt_mask = _left_padded(prompts)
+        inputs = {
+            "prompt_ids": prompts,
+            "prompt_mask": prompt_mask,
+            "completion_ids": columns["tokens"],
+            "completion_mask": inside,
+            "tool_mask": mask,
+            "advantages": columns["sequence_advantages"],
+            "old_per_token_logps": columns["old_logprobs"],
+            "num_items_in_batch": mask.sum(),
+        }
+        logprobs, entropy, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model,
+            torch.cat([prompts, columns["tokens"]], 1),
+            torch.cat([prompt_mask, inside], 1),
+            mask.shape[1],
+            compute_entropy=True,
+        )
+        found = {"logprobs": logprobs.detach(), "entropy": entropy.detach()}
+    value = trainer.compute_loss(trainer.model, inputs)
+    value.backward()
+    gradients = [parameter.grad.double().square().sum() for parameter in trainer.model.parameters()]
+    return {**found, "loss": value.detach(), "grad_norm": torch.stack(gradients).sum().sqrt()}
+
+
+def _joined(first: Tensor, second: Tensor, mask: Tensor) -> Tensor:
+    """What stands in the mask of `first`, then `second`, then padding, row by row."""
+    order = torch.cat([mask, torch.ones_like(second, dtype=mask.dtype)], 1).argsort(dim=1, descending=True, stable=True)
+    counts = mask.sum(1, keepdim=True) + second.shape[1]
+    places = torch.arange(order.shape[1])
+    return torch.where(places < counts, torch.cat([first, second], 1).gather(1, order), 0)
+
+
+def _left_padded(prompts: Tensor) -> tuple[Tensor, Tensor]:
+    """Right-padded prompts as TRL has them, and the mask of what is not padding."""
+    order = (prompts > 0).long().argsort(dim=1, stable=True)
+    moved = prompts.gather(1, order)
+    return moved, (moved > 0).long()
+
+
 def _inside(columns: Columns) -> Tensor:
     """`[B, T]` bool: everything up to the last token of the policy, observations too."""
     return columns["mask"].flip(1).cumsum(1).flip(1) > 0
@@ -281,6 +317,7 @@ KINDS: Mapping[str, Callable[[Columns, Case], Results]] = {
     "dpo": dpo,
     "reward_model": reward_model,
     "sft": sft,
+    "through_model": through_model,
 }
 
 

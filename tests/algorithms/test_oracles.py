@@ -68,7 +68,7 @@ def test_values_and_gradients_are_the_peers(peer: str, case: Case, draw: str) ->
     columns = DRAWS[draw]
     theirs = compare.of_case(case, ANSWERS[peer][draw])
     gaps = compare.differences(case, rollstock_side.answer(columns, case), theirs, columns["mask"])
-    assert max(gaps.values()) < TOLERANCE, gaps
+    assert max(gaps.values()) < case.tolerance, gaps
 
 
 @pytest.mark.parametrize(("peer", "case"), each("CASES"))
@@ -260,4 +260,4 @@ class TestPage:
         for measured, printed in ((row.value, value), (row.gradient, gradient)):
             # One digit is printed; another processor rounds otherwise in the last digits of a sum.
             assert (measured is None) == (printed == "")
-            assert measured is None or measured <= 2 * float(printed) + 1e-12
+            assert measured is None or measured <= max(2 * float(printed), 1e-5 * case.tolerance)
