@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -53,8 +54,8 @@ class Evaluator:
                 sampling=sampling,
                 seed_of=lambda place, k: derive_seed(run.seed, "evaluation", place, k),
             )
-            scores = run.roles["reward"].call("score", [e.sample() for e in episodes], run.progress.step).totals
-            found = self._summary(episodes, scores, samples)
+            scores = run.roles["reward"].call("score", [e.sample() for e in episodes], run.progress.step)
+            found = {**self._summary(episodes, scores.totals, samples), **_by_reward(scores.parts)}
             kept = {k: v for k, v in metric_values(measured).items() if k.startswith("response_length/")}
             values |= {f"eval/{mode}/{name}": value for name, value in {**found, **kept}.items()}
             if rank is None:
@@ -75,3 +76,10 @@ class Evaluator:
                 by_group.setdefault(episode.group, []).append(good)
             summary[f"pass_at_{samples}"] = sum(any(good) for good in by_group.values()) / len(by_group)
         return summary
+
+
+def _by_reward(parts: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    """The mean of each reward by its name, unweighted, where there are several: the ones that only look on as well."""
+    names = list(parts[0]) if parts and len(parts[0]) > 1 else []
+    said = {name: [value for part in parts if (value := part[name]) is not None] for name in names}
+    return {f"{name}_mean": sum(values) / len(values) for name, values in said.items() if values}

@@ -44,6 +44,7 @@ class World:
 
     def __init__(self, scores, *, tasks=2):
         self.scores = list(scores)
+        self.parts = []
         self.asked = []
         self.seed, self.sampling = 7, Sampling(temperature=0.7, top_k=5, max_new_tokens=9)
         self.progress = SimpleNamespace(step=4)
@@ -66,7 +67,7 @@ class World:
         assert (method, step) == ("score", 4)
         assert all(isinstance(sample, Sample) for sample in samples)
         totals, self.scores = self.scores[: len(samples)], self.scores[len(samples) :]
-        return Scores(totals, [{} for _ in totals])
+        return Scores(totals, self.parts or [{"one": total} for total in totals])
 
 
 def evaluate(world, **settings):
@@ -93,6 +94,17 @@ def test_greedy_then_sampled_and_the_greedy_mean_ranks():
     (_, once, greedy, _), (_, twice, sampled, _) = world.asked
     assert (once, greedy.temperature, greedy.top_k) == (1, 0.0, 0)
     assert (twice, sampled) == (2, replace(world.sampling, exploring=False))
+
+
+def test_of_several_rewards_each_has_its_mean_without_its_weight():
+    world = World([2.0, 4.0])
+    world.parts = [{"model": 1.0, "rule": 1.0, "silent": None}, {"model": 2.0, "rule": None, "silent": None}]
+    values, _ = evaluate(world, samples=0)
+    assert {name: value for name, value in values.items() if name.endswith("_mean")} == {
+        "eval/greedy/reward_mean": 3.0,
+        "eval/greedy/model_mean": 1.5,
+        "eval/greedy/rule_mean": 1.0,
+    }
 
 
 def test_sampled_alone_ranks_where_greedy_is_off():
