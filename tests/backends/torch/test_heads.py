@@ -71,7 +71,8 @@ def test_the_gradient_of_a_sum_of_losses_is_the_sum_of_the_gradients(
         backend = make_backend(make_spec(name, head="lm+value"))
         with torch.no_grad():
             backend._network.value_head.weight.fill_(0.3)
-        flat = backend._outputs(batch, outputs, 0.7)
+        with backend._pass(batch) as (part, layout, _):
+            flat = backend._outputs(part, layout, outputs, 0.7)
         padded = {n: batch.pad(value) for n, value in flat.items()}
         loss(MicroBatch(batch, Totals.of(batch, response_limit=10), padded)).value.backward()
         return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in backend._trained()}
