@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -86,7 +85,7 @@ def make_trainer(name: str, size: int, **options: Any) -> Any:
     if data == "policy":
         options = {"num_generations": 4, "max_completion_length": RESPONSE_LIMIT, **options}
     arguments = config_class(
-        output_dir=tempfile.mkdtemp(prefix="rollstock-oracle-"),
+        output_dir=str(MODEL.with_name("out")),
         use_cpu=True,
         bf16=False,
         report_to="none",
