@@ -66,15 +66,24 @@ docs: $(VENV)/.dev ## write the generated pages anew, and run every block of the
 wheel: $(VENV)/.dev ## build the sdist and the wheel into dist/
 	$(BIN)/python -m build --outdir dist .
 
-bench: $(VENV)/.dev ## run the benchmarks; each prints a ratio
-	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+bench: $(VENV)/.demo .venv-trl/.done ## time a step against TRL's, as ratios, and the listing of plugins: about ten minutes
+	@$(BIN)/python examples/prepare_smollm2.py
+	$(BIN)/python benchmarks/grpo_step.py --peer trl --peer-python .venv-trl/bin/python
+	$(BIN)/python benchmarks/plugin_listing.py
+
+.venv-trl/.done: benchmarks/oracles/requirements-trl.txt
+	@echo "installing TRL into .venv-trl"
+	@$(PYTHON) -m venv .venv-trl
+	@.venv-trl/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt torch
+	@.venv-trl/bin/python -m pip install -qq --disable-pip-version-check -r $<
+	@touch $@
 
 clean: ## remove what was built
 	rm -rf build dist *.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv as well
-	rm -rf .venv
+	rm -rf .venv .venv-trl
 
 FORCE:
 
