@@ -81,6 +81,7 @@ _HOMES: dict[str, str] = {
     "Routing": "routing",
     "Scoring": "routing",
     "Run": "run",
+    "log_to_file": "rundir",
     "RunConfig": "schema",
     "mask_secrets": "secrets",
     "derive_seed": "seeding",
@@ -97,8 +98,8 @@ __all__ = [  # in the order of their modules
     "GenerationRequest", "GenerationResult", "Rollout", "Sampling", "Router", "Scheduler", "WorkerLoad", "RunInfo",
     "Tracker", "Transport", "Metric", "Metrics", "merge_metrics", "Loss", "LossFunction", "MicroBatch", "Totals",
     "REQUIRED", "option", "balanced_partitions", "PLUGIN_API", "NoOptions", "Plugin", "AggregationMode", "aggregate",
-    "RoutedTokens", "RouterCall", "RouterLayer", "Routing", "Scoring", "Run", "RunConfig", "mask_secrets",
-    "derive_seed", "encode_sample", "read_tokenizer", "fingerprint",
+    "RoutedTokens", "RouterCall", "RouterLayer", "Routing", "Scoring", "Run", "log_to_file", "RunConfig",
+    "mask_secrets", "derive_seed", "encode_sample", "read_tokenizer", "fingerprint",
 ]  # fmt: skip
 
 
@@ -141,6 +142,7 @@ if TYPE_CHECKING:
     from rollstock.reduction import AggregationMode, aggregate
     from rollstock.routing import RoutedTokens, RouterCall, RouterLayer, Routing, Scoring
     from rollstock.run import Run
+    from rollstock.rundir import log_to_file
     from rollstock.schema import RunConfig
     from rollstock.secrets import mask_secrets
     from rollstock.seeding import derive_seed

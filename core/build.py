@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from rollstock.episodes import Player
 from rollstock.errors import ConfigError, noted
 from rollstock.evaluation import Evaluator
 from rollstock.interfaces.algorithm import Algorithm
+from rollstock.interfaces.device import Device
 from rollstock.interfaces.environment import Environment
 from rollstock.interfaces.executor import Executor, WorkerGroup, WorkerSpec
 from rollstock.interfaces.extension import Extension
@@ -24,6 +25,7 @@ from rollstock.interfaces.tracker import Tracker
 from rollstock.interrupt import Interrupt
 from rollstock.manager import PluginManager, make_manager
 from rollstock.offline import chosen_responses, encode_response
+from rollstock.placement import brought_roles, misplaced, placed, start_order
 from rollstock.roles.model import ModelWorker
 from rollstock.roles.reward import RewardWorker
 from rollstock.roles.rollout import RolloutWorker
@@ -53,6 +55,7 @@ class Parts:
     tokenizer: Any
     provided: Set[str]
     roles: list[str]
+    brought: dict[str, WorkerSpec]
 
 
 def choose(config: RunConfig) -> Parts:
@@ -63,11 +66,13 @@ def choose(config: RunConfig) -> Parts:
     extensions = manager.create_all(Extension, config.extensions)
     provided = frozenset(column for extension in extensions for column in extension.provides)
     head = algorithm.actor_head()
-    roles = set(roles_needed(algorithm.plugin_name, algorithm.needed_columns(), provided, head=head))
+    asked = set(roles_needed(algorithm.plugin_name, algorithm.needed_columns(), provided, head=head))
     for extension in extensions:
-        needed = extension.needed_columns()
-        roles |= set(roles_needed(extension.plugin_name, needed, provided, head=head, kind="extension"))
+        columns = extension.needed_columns()
+        asked |= set(roles_needed(extension.plugin_name, columns, provided, head=head, kind="extension"))
     refuse_silent_failures(config, algorithm, extensions)
+    brought = brought_roles(config, extensions)
+    roles = ["actor", *(() if algorithm.offline else ("rollout", "reward")), *sorted(asked)]
     environment = manager.create_as(Environment, config.environment)
     with noted(f"environment {environment.plugin_name!r} raised this in setup"):
         environment.setup(derive_seed(config.train.seed, "environment"))
@@ -81,7 +86,8 @@ def choose(config: RunConfig) -> Parts:
         trackers=manager.create_all(Tracker, config.trackers),
         tokenizer=load_tokenizer(config.model),
         provided=provided,
-        roles=["actor", *(() if algorithm.offline else ("rollout", "reward")), *sorted(roles)],
+        roles=start_order(config, roles, brought),
+        brought=brought,
     )
 
 
@@ -111,7 +117,7 @@ def refuse_silent_failures(config: RunConfig, algorithm: Algorithm[Any], extensi
             f"train.mini_batches: {train.mini_batches} is more than the {train.prompts_per_step} groups of a step "
             "(train.prompts_per_step); groups are not cut"
         )
-    problems += _idle_roles(config)
+    problems += misplaced(config)
     if train.critic_warmup and algorithm.actor_head() == "lm+value":
         problems.append(
             f"train.critic_warmup: {train.critic_warmup} is for a critic of its own. Here the policy's model has the "
@@ -125,25 +131,6 @@ def refuse_silent_failures(config: RunConfig, algorithm: Algorithm[Any], extensi
         problems.append("rewards: every weight is 0, so every reward would be 0; give one of them a weight")
     if problems:
         raise ConfigError("\n".join(problems))
-
-
-def _idle_roles(config: RunConfig) -> Iterator[str]:
-    """What the section `roles` says and nobody would do."""
-    for name in (field.name for field in dataclasses.fields(config.roles)):
-        placed = config.role(name)
-        if placed.devices and len(placed.devices) != placed.count:
-            yield (
-                f"roles.{name}.devices: {placed.devices} must name one device for each of its workers, and "
-                f"roles.{name}.count is {placed.count}"
-            )
-    reward = config.roles.reward
-    if reward.count > 1:
-        yield (
-            f"roles.reward.count: {reward.count} workers would wait for the first, which scores in processes of its "
-            "own; set reward_limits.workers instead"
-        )
-    if reward.backend:
-        yield f"roles.reward.backend: {reward.backend} does nothing, since rewards have no backend; leave it out"
 
 
 def model_spec(config: RunConfig, tokenizer: Any) -> ModelSpec:
@@ -181,12 +168,18 @@ def build(
     only_generate: for evaluation, without critic and reference, unless the loss itself is to be evaluated.
     """
     spared = ("critic", "reference") if only_generate and not parts.algorithm.offline else ()
+    variable = parts.manager.create_as(Device, config.device).visibility_variable
     executor = parts.manager.create_as(Executor, config.executor)
     roles: dict[str, WorkerGroup] = {}
     try:
         for role in parts.roles:
             if role not in spared:
-                spec = worker_spec(config, role, parts.tokenizer, head=parts.algorithm.actor_head())
+                spec = parts.brought.get(role) or worker_spec(
+                    config, role, parts.tokenizer, head=parts.algorithm.actor_head(), visibility_variable=variable
+                )
+                spec = placed(config, spec)
+                if spec.colocate_with in spared:  # then its processes are its own
+                    spec = dataclasses.replace(spec, colocate_with=None)
                 roles[role] = executor.start(spec)
         return _assemble(config, directory, parts, interrupt, executor, roles)
     except BaseException:
@@ -247,11 +240,15 @@ def _assemble(
     )
 
 
-def worker_spec(config: RunConfig, role: str, tokenizer: Any, *, head: Head = "lm") -> WorkerSpec:
-    """What the executor needs to start the workers of a role; `head`: of the actor's model."""
-    placed = config.role(role)
-    make = functools.partial(WorkerSpec, role=role, count=placed.count, devices=tuple(placed.devices))
+def worker_spec(
+    config: RunConfig, role: str, tokenizer: Any, *, head: Head = "lm", visibility_variable: str | None = None
+) -> WorkerSpec:
+    """What the executor needs to build the workers of one of the core's roles; `head`: of the actor's model,
+    visibility_variable: of the device."""
+    make = functools.partial(WorkerSpec, role=role, visibility_variable=visibility_variable)
     if role == "reward":
+        if not config.role(role).devices:  # most rewards need no accelerator, and none shall be kept for them
+            make = functools.partial(WorkerSpec, role=role)
         kwargs: dict[str, Any] = {
             "environment": config.environment,
             "rewards": config.rewards,

@@ -6,12 +6,14 @@ and checking values against this is left to `rollstock.config`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rollstock.conversion import to_plain
+from rollstock.errors import ConfigError, suggest
 from rollstock.options import REQUIRED, option
-from rollstock.section import RewardSection, Section
+from rollstock.section import RewardSection, Section, origin_of
 
 
 @dataclass(kw_only=True)
@@ -133,6 +135,12 @@ class RoleSection:
     """What one role has of its own."""
 
     count: int = option(1, "workers of this role", minimum=1, maximum=100_000)
+    cpus: float = option(
+        1.0, "cores for each of its workers, where an executor shares them out", minimum=0, maximum=1e5
+    )
+    colocate_with: str | None = option(
+        None, "a role whose processes its workers share, rank by rank; none: they have their own"
+    )
     devices: list[int] = option(
         [], "indices of the devices that its workers use; empty: chosen by the executor", minimum=0, maximum=100_000
     )
@@ -141,15 +149,14 @@ class RoleSection:
     )
 
 
-@dataclass(kw_only=True)
-class RolesSection:
-    """The roles of a run; one that the run does not need is not started."""
-
-    actor: RoleSection = option(RoleSection(), "the policy that is trained")
-    critic: RoleSection = option(RoleSection(), "the model of returns, for algorithms that need values")
-    reference: RoleSection = option(RoleSection(), "the model that a KL penalty keeps the policy near")
-    reward: RoleSection = option(RoleSection(), "what scores")
-    rollout: RoleSection = option(RoleSection(), "what generates")
+CORE_ROLES = {
+    "actor": "the policy that is trained",
+    "critic": "the model of returns, for algorithms that need values",
+    "reference": "the model that a KL penalty keeps the policy near",
+    "reward": "what scores",
+    "rollout": "what generates",
+}
+"""The roles that the core starts where a run needs them, and what each is. Extensions bring others."""
 
 
 @dataclass(kw_only=True)
@@ -194,16 +201,26 @@ class RunConfig:
     evaluation: EvaluationSection = option(EvaluationSection(), "evaluation on held-out tasks")
     checkpoint: CheckpointSection = option(CheckpointSection(), "when checkpoints are written, and which are kept")
     reward_limits: RewardLimitsSection = option(RewardLimitsSection(), "the processes in which rewards run")
-    roles: RolesSection = option(RolesSection(), "what each role has of its own")
+    roles: dict[str, RoleSection] = option(
+        {role: RoleSection() for role in CORE_ROLES}, "what each role has of its own, those of extensions included"
+    )
     plugins: PluginsSection = option(PluginsSection(), "what may be used as a plugin")
     run: RunSection = option(RunSection(), "where the run is kept")
     origins: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Where each value came from: `demo.yaml:12` or `override` by path; a path that is not in it has its default."""
 
     def role(self, name: str) -> RoleSection:
-        """The settings of one role; AttributeError for a role that does not exist."""
-        found: RoleSection = getattr(self.roles, name)
-        return found
+        """The settings of one role; the defaults where the config does not speak of it."""
+        return self.roles.get(name, RoleSection())
+
+    def check_roles(self, others: Collection[str]) -> None:
+        """Raise ConfigError, with its place in the file, for a role in the config that is neither the core's nor one of
+        `others`."""
+        for role in self.roles:
+            if role not in CORE_ROLES and role not in others:
+                origin = origin_of(Section({}, origins=self.origins), f"roles.{role}")
+                hint = suggest(role, [*CORE_ROLES, *others])
+                raise ConfigError(f"{origin + ': ' if origin else ''}roles.{role}: this run has no such role. {hint}")
 
     def to_dict(self) -> dict[str, Any]:
         """The config as plain data, as `config.yaml` holds it."""

@@ -177,13 +177,15 @@ class CoreStages:
             return True
         actor, rollout = run.roles["actor"], run.roles["rollout"]
         run.version += 1
-        rollout.call("load_weights", actor.call("weights"), run.version, run.executor.shares_memory)
+        rollout.call("load_weights", actor.submit("weights"), run.version, run.executor.shares_memory)
         if run.config.router:
             rollout.call("load_router", actor.call("router_state"))
         ours, theirs = actor.call("fingerprint"), rollout.call("fingerprint")
-        if ours != theirs:
+        wrong = {rank: their for rank, their in enumerate(theirs) if their != ours}
+        if wrong:
             raise RunError(
-                f"after weight sync {run.version} the generators' weights ({theirs}) are not the trainer's ({ours})"
+                f"after weight sync {run.version} the generators' weights (by rank: {wrong}) are not the trainer's "
+                f"({ours})"
             )
         run.record({"sync/changed": Metric(float(ours != run.fingerprint), 1.0, "last")})
         run.fingerprint = ours

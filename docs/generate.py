@@ -28,7 +28,7 @@ from rollstock.defaults import DEFAULT_PLUGINS
 from rollstock.discovery import PluginEntry, discover
 from rollstock.kinds import KINDS
 from rollstock.options import REQUIRED, Option, describe_options, field_types
-from rollstock.schema import RoleSection, RunConfig
+from rollstock.schema import CORE_ROLES, RoleSection, RunConfig
 from rollstock.static import describe_statically, docstring
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
@@ -97,8 +97,12 @@ def options() -> str:
         if kind is None and field.name != "roles":
             about = (inspect.getdoc(types[field.name]) or "").splitlines()[0]
             own += [f"### {field.name}", about, _table(describe_options(types[field.name]))]
-    roles = ", ".join(f"`{field.name}`" for field in fields(types["roles"]))
-    own += ["### roles", f"Each of {roles} may have:", _table(describe_options(RoleSection))]
+    own += [
+        "### roles",
+        _rows(("role", "what it is"), [(f"`{role}`", about) for role, about in CORE_ROLES.items()]),
+        "Extensions may bring others. Each may have:",
+        _table(describe_options(RoleSection)),
+    ]
     parts = [
         NOTE,
         "# Options",

@@ -11,7 +11,7 @@ import dataclasses
 from rollstock.errors import ConfigError
 from rollstock.kinds import KINDS
 from rollstock.manager import PluginManager
-from rollstock.schema import RunConfig
+from rollstock.schema import CORE_ROLES, RunConfig
 from rollstock.section import Section
 
 
@@ -37,13 +37,15 @@ def complete_config(config: RunConfig, manager: PluginManager) -> RunConfig:
 
 def _check_roles(config: RunConfig, manager: PluginManager) -> None:
     """Check the options that a role has of its own against the plugin that will get them."""
-    for role in (field.name for field in dataclasses.fields(config.roles)):
+    for role in config.roles:
         own = config.role(role).backend
         if not own:
             continue
         place = f"roles.{role}.backend"
         if role == "reward":
             raise ConfigError(f"{place}: the reward role has no backend; its processes are set in reward_limits")
+        if role not in CORE_ROLES:
+            raise ConfigError(f"{place}: only {', '.join(CORE_ROLES)} have a backend or an engine of the core's")
         kind = "rollout" if role == "rollout" else "backend"
         prefix = f"{place}."
         origins = {key.removeprefix(prefix): o for key, o in config.origins.items() if key.startswith(prefix)}

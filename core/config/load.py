@@ -59,6 +59,8 @@ def config_from_values(file: ConfigFile, overrides: Sequence[str] = ()) -> RunCo
     except RecursionError:
         raise ConfigError(f"{file.name}: {TOO_DEEP}") from None
     config.origins = {key: origin for key, origin in origins.items() if key}
+    if not config.extensions:  # which may bring roles; they are asked when the run is put together
+        config.check_roles(())
     for place, section in sections(config):
         section.place = place
         section.origins = {

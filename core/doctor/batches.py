@@ -38,7 +38,7 @@ def _batches(config: RunConfig, parts: Parts) -> Iterator[Finding]:
             f"{train.prompts_per_step} prompts do not divide into {train.mini_batches} mini-batches evenly",
             f"set train.prompts_per_step to a multiple of {train.mini_batches}",
         )
-    for name in ("actor", "critic", "reference", "rollout"):
+    for name in ("actor", "critic", "reference", "reward", "rollout"):
         count = config.role(name).count
         if count > sequences:
             yield Finding(

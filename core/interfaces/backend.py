@@ -48,6 +48,11 @@ class Backend(Plugin[C]):
         `update` that the run will make, for learning-rate schedules. Raises UserError for a model that cannot be had.
         """
 
+    def data_parallel_rank(self, rank: int) -> int:
+        """Which share of a batch the worker of this rank works on; asked once, after `setup`. Workers that hold parts
+        of one replica (tensor or pipeline parallel) say the same number and get the same trajectories."""
+        return rank
+
     def use_router(self, router: Router[Any]) -> None:
         """Let a router choose the experts; called once, before `setup`, in runs whose config names one.
 

@@ -17,7 +17,9 @@ class WorkerSpec:
     each gets.
 
     devices: indices of the accelerators that the workers use, one each, in order of rank; empty leaves it to the
-    executor. cpus: cores for each worker.
+    executor. cpus: cores for each worker. colocate_with: a role that was started before, in whose processes, rank by
+    rank, these workers live. visibility_variable: `Device.visibility_variable` of the chip that each worker needs one
+    of; None if it needs none.
     """
 
     role: str
@@ -27,6 +29,7 @@ class WorkerSpec:
     devices: tuple[int, ...] = ()
     cpus: float = 1.0
     colocate_with: str | None = None
+    visibility_variable: str | None = None
 
 
 class WorkerGroup:
@@ -42,8 +45,11 @@ class WorkerGroup:
 
     @abstractmethod
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a registered method and gather what it returns, as its marker says; waits for the end.
+        """Call a registered method and gather what it returns, as its marker says; waits for the end, unless the marker
+        says `sync=False`: then as `submit`.
 
+        A positional argument may be a future of another group's `submit`: the workers get what it holds, which need not
+        pass through the caller's process. Arguments are to be read: a worker that keeps or changes a tensor copies it.
         Raises RunError if the method is not registered, and whatever the worker raised, with the role and rank in a
         note.
         """
@@ -58,7 +64,12 @@ class Executor(Plugin[C]):
 
     @abstractmethod
     def start(self, spec: WorkerSpec) -> WorkerGroup:
-        """Start the workers of a role and wait until all are built. Raises what a factory raised."""
+        """Start the workers of a role and wait until all are built. Raises what a factory raised.
+
+        Each process sees only the devices that are its workers' (the first is 0). Where there are several workers,
+        their processes have RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in their environment while the factory runs,
+        as torch.distributed reads them; workers that share this process cannot train together and need none of it.
+        """
 
     @abstractmethod
     def shutdown(self) -> None:

@@ -9,6 +9,7 @@ from rollstock.plugin import C, Plugin
 
 if TYPE_CHECKING:
     from rollstock.interfaces.algorithm import Algorithm
+    from rollstock.interfaces.executor import WorkerSpec
     from rollstock.schema import RunConfig
 
 
@@ -35,6 +36,16 @@ class Extension(Plugin[C]):
     def needed_columns(self) -> Set[str]:
         """`needs`, as the options have it."""
         return frozenset(self.needs)
+
+    def roles(self, config: RunConfig) -> Sequence[WorkerSpec]:
+        """The roles that this extension brings, as they are started where the config's `roles` says nothing of them.
+
+        Started after the core's own, they are in `run.roles` under their names, for the extension's hooks to call. A
+        worker class marks its methods with `rollstock.dispatch.register`, a method `close` among them, and stands at
+        the top of a module, so that another process can import it. `roles.<name>` of the config sets count, devices,
+        cpus and colocate_with.
+        """
+        return ()
 
     def validate(self, config: RunConfig, algorithm: Algorithm[Any]) -> Sequence[str]:
         """What in the resolved run config, or in the algorithm that it names, makes this extension do nothing or harm;

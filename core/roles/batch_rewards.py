@@ -41,24 +41,30 @@ class BatchScorer:
         )
         self._sandbox.start()
 
-    def score(self, index: int, samples: Sequence[Sample], step: int) -> list[Outcome[float | None]]:
-        """What reward `index` makes of every sample, in batches; of those that raised, each sample alone."""
+    def score(
+        self, index: int, samples: Sequence[Sample], step: int, numbers: Sequence[int]
+    ) -> list[Outcome[float | None]]:
+        """What reward `index` makes of every sample, in batches; of those that raised, each sample alone. `numbers`
+        decide the seeds, one a sample."""
         size = self._batch_sizes[index]
         batches = [list(range(start, min(start + size, len(samples)))) for start in range(0, len(samples), size)]
-        found = self._ask(index, samples, batches, step)
+        found = self._ask(index, samples, batches, step, numbers)
         # A process that died or took too long is not tried again: the next one could, for every sample.
         raised = [batch for batch in batches if len(batch) > 1 and found[batch[0]].traceback]
-        return list((found | self._ask(index, samples, [[i] for batch in raised for i in batch], step)).values())
+        again = self._ask(index, samples, [[i] for batch in raised for i in batch], step, numbers)
+        return list((found | again).values())
 
     def _ask(
-        self, index: int, samples: Sequence[Sample], batches: Sequence[Sequence[int]], step: int
+        self, index: int, samples: Sequence[Sample], batches: Sequence[Sequence[int]], step: int, numbers: Sequence[int]
     ) -> dict[int, Outcome[float | None]]:
         outcomes = self._sandbox.map(
             [(index, [samples[i] for i in batch]) for batch in batches],
             names=[_named([samples[i] for i in batch]) for batch in batches],
             of=[f"reward {self._names[index]!r}"] * len(batches),
             when=f"step {step}",
-            seeds=[derive_seed(self._seed, "batch reward", step, index, batch[0]) % 2**32 for batch in batches],
+            seeds=[
+                derive_seed(self._seed, "batch reward", step, index, numbers[batch[0]]) % 2**32 for batch in batches
+            ],
         )
         return {i: each for batch, out in zip(batches, outcomes, strict=True) for i, each in _single(out, batch)}
 

@@ -21,6 +21,7 @@ from rollstock.interfaces.scheduler import Scheduler
 from rollstock.manager import make_manager
 from rollstock.metrics import Metric, Metrics, merge_metrics
 from rollstock.micro import Loss, MicroBatch, Totals
+from rollstock.placement import device_index
 from rollstock.restart import ROUTER_STATE
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class ModelWorker:
         self.role = role
         self.rank = rank
         self.device = manager.create_as(Device, config.device)
-        self.device.activate(rank if world_size > 1 else 0)
+        self.device.activate(device_index(self.device, rank))
         self.scheduler = manager.create_as(Scheduler, config.scheduler)
         self.algorithm = manager.create_as(Algorithm, config.algorithm)
         # Nobody sampled what an offline algorithm trains on, so no sampling temperature is its.
@@ -59,8 +60,9 @@ class ModelWorker:
         if self.router is not None:
             self.backend.use_router(self.router)
         self.backend.setup(model, self.device, trainable=role != "reference", total_updates=total_updates)
+        self.data_parallel_rank = self.backend.data_parallel_rank(rank)
 
-    @register(dispatch="scatter")
+    @register(dispatch="data_parallel")
     def forward(self, batch: Batch, columns: Sequence[str]) -> dict[str, list[Tensor]]:
         """What the model says of each response, without gradients: for each column a tensor `[T]` a trajectory."""
         batch, cuts = self._own(batch), self._cuts(batch)
@@ -68,7 +70,7 @@ class ModelWorker:
         lengths = batch.lengths.tolist()
         return {name: list(value.split(lengths)) for name, value in found.items()}
 
-    @register(dispatch="scatter")
+    @register(role=("actor", "critic"), dispatch="data_parallel")
     def update(self, batch: Batch, totals: Totals, algorithm_state: Mapping[str, Any]) -> Metrics:
         """One optimizer update with the algorithm's loss for this role; returns metrics named `actor/...` or
         `critic/...`."""
@@ -87,7 +89,7 @@ class ModelWorker:
         # Actor and critic have experts each, whose loads do not add up.
         return {f"critic/{name}" if critic and name.startswith("moe/") else name: named[name] for name in named}
 
-    @register(dispatch="scatter")
+    @register(role="actor", dispatch="data_parallel")
     def measure(self, batch: Batch, totals: Totals, algorithm_state: Mapping[str, Any]) -> Metrics:
         """The algorithm's loss of a batch without an update: its metrics, and the loss itself as `loss`."""
         self.algorithm.load_state(algorithm_state)

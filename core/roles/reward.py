@@ -12,7 +12,7 @@ from rollstock.dispatch import register
 from rollstock.interfaces.environment import Sample
 from rollstock.interfaces.reward import BatchReward, Reward
 from rollstock.manager import make_manager
-from rollstock.metrics import Metric, Metrics
+from rollstock.metrics import Metric, Metrics, merge_metrics
 from rollstock.plugin import distinct_names
 from rollstock.roles.batch_rewards import BatchScorer
 from rollstock.sandbox import Outcome, Sandbox
@@ -27,6 +27,16 @@ class Scores:
     totals: list[float | None]
     parts: list[dict[str, float | None]]
     metrics: Metrics = field(default_factory=dict)
+
+    @classmethod
+    def gathered(cls, parts: Sequence[Scores], indices: Sequence[Sequence[int]]) -> Scores:
+        """The scores of a whole from those of its parts; `indices`: of each part's samples in the whole."""
+        of = sorted((place, part, i) for part, places in enumerate(indices) for i, place in enumerate(places))
+        return cls(
+            [parts[part].totals[i] for _, part, i in of],
+            [parts[part].parts[i] for _, part, i in of],
+            merge_metrics(part.metrics for part in parts),
+        )
 
 
 class RewardWorker:
@@ -73,10 +83,14 @@ class RewardWorker:
                 device=device or {"name": DEFAULT_PLUGINS["device"]},
             )
 
-    @register(dispatch="rank_zero")
-    def score(self, samples: Sequence[Sample], step: int) -> Scores:
-        """Score every sample; one that raised, timed out or gave no finite number has no score, and is counted."""
-        by_reward = {**self._score_alone(samples, step), **self._score_batches(samples, step)}
+    @register(dispatch="scatter", places=True)
+    def score(self, samples: Sequence[Sample], step: int, places: Sequence[int] | None = None) -> Scores:
+        """Score every sample; one that raised, timed out or gave no finite number has no score, and is counted.
+
+        places: of the samples among those that all workers score, for seeds that do not depend on their number.
+        """
+        numbers = range(len(samples)) if places is None else places
+        by_reward = {**self._score_alone(samples, step, numbers), **self._score_batches(samples, step, numbers)}
         outcomes = [by_reward[k][i] for i in range(len(samples)) for k in range(len(self._names))]
         totals: list[float | None] = []
         parts: list[dict[str, float | None]] = []
@@ -88,26 +102,30 @@ class RewardWorker:
             totals.append(self._total(mine, values))
         return Scores(totals, parts, self._measure(outcomes, parts, totals))
 
-    def _score_alone(self, samples: Sequence[Sample], step: int) -> dict[int, list[Outcome[float | None]]]:
+    def _score_alone(
+        self, samples: Sequence[Sample], step: int, numbers: Sequence[int]
+    ) -> dict[int, list[Outcome[float | None]]]:
         """By reward the outcome of each sample, of those rewards that score one sample at a time."""
         if self._sandbox is None:
             return {}
-        calls = [(place, i) for i in range(len(samples)) for place in range(len(self._alone))]
+        width = len(self._alone)
+        calls = [(place, i) for i in range(len(samples)) for place in range(width)]
         outcomes = self._sandbox.map(
             [(place, samples[i]) for place, i in calls],
             names=[f"task {samples[i].task.id!r}" for _place, i in calls],
             of=[f"reward {self._names[self._alone[place]]!r}" for place, _i in calls],
             when=f"step {step}",
-            seeds=[derive_seed(self._seed, "reward", step, number) % 2**32 for number in range(len(calls))],
+            seeds=[derive_seed(self._seed, "reward", step, numbers[i] * width + place) % 2**32 for place, i in calls],
         )
-        width = len(self._alone)
         return {k: outcomes[place::width] for place, k in enumerate(self._alone)}
 
-    def _score_batches(self, samples: Sequence[Sample], step: int) -> dict[int, list[Outcome[float | None]]]:
+    def _score_batches(
+        self, samples: Sequence[Sample], step: int, numbers: Sequence[int]
+    ) -> dict[int, list[Outcome[float | None]]]:
         """The same, of those that score batches."""
         if self._batches is None:
             return {}
-        return {k: self._batches.score(place, samples, step) for place, k in enumerate(self._batched)}
+        return {k: self._batches.score(place, samples, step, numbers) for place, k in enumerate(self._batched)}
 
     def _total(self, outcomes: Sequence[Outcome[float | None]], values: Sequence[float | None]) -> float | None:
         """The weighted sum. A failed part would shift the sum against the sample's group, so it voids the whole."""

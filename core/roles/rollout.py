@@ -13,6 +13,7 @@ from rollstock.interfaces.model import ModelSpec
 from rollstock.interfaces.rollout import GenerationRequest, GenerationResult, Rollout, Sampling
 from rollstock.interfaces.router import Router
 from rollstock.manager import make_manager
+from rollstock.placement import device_index
 from rollstock.tokens import load_tokenizer
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class RolloutWorker:
         manager = make_manager(config.plugins.block)
         self.rank = rank
         self.device = manager.create_as(Device, config.device)
-        self.device.activate(rank if world_size > 1 else 0)
+        self.device.activate(device_index(self.device, rank))
         self.engine = manager.create_as(Rollout, {**config.rollout, **config.role("rollout").backend})
         self.router = manager.create_as(Router, config.router) if config.router else None
         if self.router is not None:
@@ -51,9 +52,9 @@ class RolloutWorker:
         if self.router is not None:
             self.router.load_state(state)
 
-    @register()
+    @register(dispatch="all_gather")
     def fingerprint(self) -> str:
-        """The fingerprint of the weights in use."""
+        """The fingerprint of the weights in use; the controller gets that of every worker."""
         return self.engine.fingerprint()
 
     @register()

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from rollstock import ConfigError, Executor, NoOptions, RunError, WorkerGroup, WorkerSpec, hookimpl
-from rollstock.dispatch import gather, registration, split_call
+from rollstock.dispatch import data_parallel_rank, gather, registration, split_call
 
 
 class LocalGroup(WorkerGroup):
@@ -26,12 +26,21 @@ class LocalGroup(WorkerGroup):
         return len(self.workers)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call every worker that takes part, in order of rank, and gather the results."""
-        shares = split_call(registration(type(self.workers[0]), method), self.size, args)
+        """Call every worker that takes part, in order of rank, and gather the results; a future of them where nobody
+        waits."""
+        if not registration(type(self.workers[0]), method, self.role).sync:
+            return self.submit(method, *args, **kwargs)
+        return self._call(method, args, kwargs)
+
+    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        marker = registration(type(self.workers[0]), method, self.role)
+        known = tuple(value.result() if isinstance(value, Future) else value for value in args)
+        ranks = [data_parallel_rank(worker, rank) for rank, worker in enumerate(self.workers)]
+        shares = split_call(marker, ranks, known)
         results = []
         for rank, mine in enumerate(shares.arguments):
             try:
-                results.append(getattr(self.workers[rank], method)(*mine, **kwargs))
+                results.append(getattr(self.workers[rank], method)(*mine, **kwargs, **shares.keywords(rank)))
             except Exception as error:
                 error.add_note(f"in {method!r} of {self.role} worker {rank}")
                 raise
@@ -41,7 +50,7 @@ class LocalGroup(WorkerGroup):
         """The same; in one process the future is finished when it is returned."""
         future: Future[Any] = Future()
         try:
-            future.set_result(self.call(method, *args, **kwargs))
+            future.set_result(self._call(method, args, kwargs))
         except Exception as error:
             future.set_exception(error)
         return future

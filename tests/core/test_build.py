@@ -35,7 +35,16 @@ def test_rewards_that_cannot_teach_anything_are_refused(
         (["roles.actor.devices=[0,1]"], r"must name one device for each of its workers, and roles\.actor\.count is 1"),
         (["roles.actor.count=2"], r"roles\.actor\.count: 2 workers would each train a model of their own"),
         (["algorithm=ppo", "roles.critic.count=2"], r"roles\.critic\.count: 2 workers would each train"),
-        (["roles.reward.count=2"], r"roles\.reward\.count: 2 .*set reward_limits\.workers instead"),
+        (["roles.rollout.colocate_with=critic"], r"colocate_with: 'critic', which is none of this run's"),
+        (["roles.rollout.colocate_with=rollout"], r"colocate_with: 'rollout', which waits for it in turn"),
+        (
+            ["roles.rollout.colocate_with=actor", "roles.rollout.count=2"],
+            r"roles\.rollout\.count: 2 workers cannot share the processes of 'actor', of which there are 1",
+        ),
+        (
+            ["roles.rollout.colocate_with=actor", "roles.rollout.devices=[0]"],
+            r"roles\.rollout\.devices: \[0\] cannot be chosen; its workers use those of 'actor'",
+        ),
         (["roles.reward.backend={dtype: float32}"], r"roles\.reward\.backend: .* does nothing"),
     ],
 )

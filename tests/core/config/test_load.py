@@ -137,7 +137,7 @@ def test_values_may_refer_to_others_and_to_the_environment(load, monkeypatch) ->
         (
             "roles: {critc: {count: 2}}\n",
             [],
-            r"demo\.yaml:5: roles\.critc is not an option of roles\. Did you mean 'critic'",
+            r"demo\.yaml:5: roles\.critc: this run has no such role\. Did you mean 'critic'",
         ),
         (
             "run: {name: '${nowhere.at.all}'}\n",

@@ -495,7 +495,7 @@ WRONG_EXECUTORS: list[tuple[type[Executor[Any]], str, str]] = [
     (RanksFromOne, "start", "rank"),
     (CallsRankZero, "dispatch", "a part of the workers"),
     (SubmitsTwice, "submission", "three submitted calls"),
-    (SwallowsErrors, "submission", "has the exception None"),
+    (SwallowsErrors, "errors", "does not reach the caller"),
     (ErrorsWithoutRank, "errors", "add a note"),
     (CallsAnything, "errors", "without @register"),
     (StartsLazily, "errors", "could not be built"),
