@@ -1,0 +1,139 @@
+"""Ray itself: started on this machine or joined, kept quiet, and ended again.
+
+For the `ray` executor. A Ray that somebody has started in this process before is used and left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rollstock import ConfigError, RunError, import_optional
+
+if TYPE_CHECKING:
+    from rollstock.plugins.executors.ray import Ray, RayConfig
+
+logger = logging.getLogger(__name__)
+
+# Read by Ray when it is imported or started. Its statistics are the user's to give, a warning about a change that is to
+# come helps nobody here, and one machine has no business on the network: with the third, whose name speaks of other
+# systems, every part of Ray listens on the loopback device alone.
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_PRESTART = ("RAY_enable_worker_prestart", "RAY_prestart_worker_first_driver")
+_LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
+
+
+class _ToLog(logging.Handler):
+    """Puts what Ray would print into the controller's log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logger.info("Ray: %s", record.getMessage())
+
+
+class Cluster:
+    """The connection of this process to Ray."""
+
+    def __init__(
+        self, ray: Any, *, is_private: bool = False, dashboard: str = "", ends: contextlib.ExitStack | None = None
+    ) -> None:
+        """`ends`: what is to be undone at the end; None where this process had joined Ray before."""
+        self.ray = ray
+        self.is_private = is_private
+        """Whether it was started for this run alone, and does not count the cores that workers use."""
+        self.dashboard = dashboard
+        self._ends = ends
+
+    @classmethod
+    def connect(cls, config: RayConfig, *, needed_by: Ray) -> Cluster:
+        """Join the cluster at `address` (or RAY_ADDRESS), or start Ray on this machine.
+
+        Raises PluginError if Ray is not installed, ConfigError if nothing answers there, RunError if it does not start.
+        """
+        address = config.address or os.environ.get("RAY_ADDRESS")
+        for name, value in {**_QUIET, **({} if address else _LOCAL)}.items():
+            os.environ.setdefault(name, value)
+        ray: Any = import_optional("ray", needed_by=needed_by)
+        if ray.is_initialized():
+            logger.info("using the Ray that runs in this process already")
+            return cls(ray)
+        ends = contextlib.ExitStack()
+        try:
+            ends.enter_context(_logged())
+            with _workers_alone():
+                context = ray.init(address=address or "local", **_arguments(config, starts=not address))
+            ends.callback(ray.shutdown)
+            _hush(ray)
+        except ConnectionError as error:
+            raise ConfigError(
+                f"executor.address: no Ray cluster answers at {address!r} ({_line(error)}). `ray status --address "
+                f"{address}` should list its nodes; leave the address out to start Ray on this machine"
+            ) from error
+        except Exception as error:
+            raise RunError(f"Ray cannot be {'joined' if address else 'started'}: {_line(error)}") from error
+        dashboard = str(getattr(context, "dashboard_url", "") or "")
+        return cls(ray, is_private=not address and config.num_cpus is None, dashboard=dashboard, ends=ends)
+
+    def close(self) -> None:
+        """End what was started, or leave what was joined."""
+        if self._ends is not None:
+            self._ends.close()
+
+
+def _arguments(config: RayConfig, *, starts: bool) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "namespace": config.namespace,
+        "runtime_env": config.runtime_env or None,
+        "logging_level": logging.WARNING,  # without it, Ray takes the handlers off its loggers
+        "log_to_driver": False,
+    }
+    if starts:
+        given |= {
+            "num_cpus": config.num_cpus,
+            "object_store_memory": config.object_store_memory,
+            "_plasma_directory": config.plasma_directory,
+            "_temp_dir": config.temp_directory,
+            "include_dashboard": None if config.dashboard else False,
+            "dashboard_port": config.dashboard_port,
+        }
+    return given
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[None]:
+    """Whatever Ray's Python side says goes to the log and not to the terminal."""
+    log = logging.getLogger("ray")
+    handlers, propagate, level = list(log.handlers), log.propagate, log.level
+    log.handlers[:], log.propagate = [_ToLog(logging.WARNING)], False
+    try:
+        yield
+    finally:
+        log.handlers[:], log.propagate = handlers, propagate
+        log.setLevel(level)
+
+
+def _hush(ray: Any) -> None:
+    """End the thread in which Ray prints what its other processes say of errors, such as a worker that was killed: the
+    executor raises them. There is no option for it, and it prints to standard output, where `--json` puts results."""
+    with contextlib.suppress(AttributeError):
+        worker = ray._private.worker.global_worker
+        worker.threads_stopped.set()
+        worker.gcs_error_subscriber.close()
+
+
+@contextlib.contextmanager
+def _workers_alone() -> Iterator[None]:
+    """Keep Ray from starting a process for each core beforehand: every worker gets one of its own."""
+    names = [name for name in _PRESTART if name not in os.environ]
+    os.environ.update(dict.fromkeys(names, "0"))
+    try:
+        yield
+    finally:
+        for name in names:
+            del os.environ[name]
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,281 @@
+"""Workers in processes of a Ray cluster, on this machine or on many.
+
+For runs that outgrow one process. Each worker is an actor in the bundle of a placement group, arguments and results
+pass through Ray's object store, and what a worker logs or prints is in the run's directory, `logs/<role>-<rank>.log`.
+Needs Ray (`pip install 'rollstock[ray]'`). What happens after a worker died is left to the run: it ends, and can be
+resumed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any, Literal, TypeVar
+
+from rollstock import ConfigError, Executor, Run, RunError, WorkerGroup, WorkerSpec, hookimpl, option
+from rollstock.plugins.executors._cluster import Cluster
+from rollstock.plugins.executors._group import Process, RayGroup, WorkerDiedError
+from rollstock.plugins.executors._host import Host, Surroundings
+from rollstock.plugins.executors._parcel import Parcel
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+# What Ray calls the chips that a variable shows to a process.
+_RESOURCES = {"CUDA_VISIBLE_DEVICES": "GPU", "ASCEND_RT_VISIBLE_DEVICES": "NPU"}
+# Of the controller's environment, what its workers must see as well; none of it is a secret.
+_VARIABLES = (
+    *("ROLLSTOCK_BLOCK_PLUGINS", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS"),
+    *("TOKENIZERS_PARALLELISM", "TORCH_DEVICE_BACKEND_AUTOLOAD", "CUBLAS_WORKSPACE_CONFIG"),
+)
+_SHARE = 0.001  # of a core: a bundle must hold something
+_STARTS = ("num_cpus", "object_store_memory", "plasma_directory", "temp_directory", "dashboard_port")
+
+
+@dataclass(kw_only=True)
+class RayConfig:
+    """Options of the `ray` executor."""
+
+    address: str = option(
+        "", "cluster to join, `auto` or host:port; empty: RAY_ADDRESS, or Ray is started on this machine"
+    )
+    namespace: str | None = option(None, "Ray namespace of the run; none: one of its own")
+    runtime_env: dict[str, Any] = option({}, "Ray runtime environment of the workers: env_vars, pip, working_dir ...")
+    placement: Literal["pack", "spread", "strict_pack", "strict_spread"] = option(
+        "pack", "whether the workers of a role are put onto few machines or many"
+    )
+    num_cpus: int | None = option(
+        None,
+        "cores that a Ray started here gives away to workers; none: it does not count, and workers share the cores",
+        minimum=1,
+        maximum=100_000,
+    )
+    object_store_memory: int | None = option(
+        None,
+        "bytes of the object store of a Ray started here; none: as Ray sees fit",
+        minimum=78_643_200,
+        maximum=2**50,
+    )
+    plasma_directory: str | None = option(
+        None, "directory of the object store of a Ray started here; none: shared memory, /dev/shm"
+    )
+    temp_directory: str | None = option(None, "where a Ray started here keeps its own files; none: /tmp/ray")
+    dashboard: bool = option(True, "start the dashboard with a Ray started here, where it is installed")
+    dashboard_port: int | None = option(
+        None, "port of the dashboard; none: 8265, or the next", minimum=1, maximum=65535
+    )
+    start_timeout_s: float = option(600.0, "seconds to wait for room for the workers of a role", minimum=1, maximum=1e6)
+    warn_after_s: float = option(
+        300.0, "seconds after which a call that is waited for is logged", minimum=1, maximum=1e6
+    )
+
+    def __post_init__(self) -> None:
+        if "://" in self.address:
+            raise ValueError(
+                f"`address` {self.address!r} is one of Ray's client, which keeps the run apart from the object store: "
+                "start the run on a machine of the cluster, with `auto`"
+            )
+        given = [name for name in _STARTS if getattr(self, name) is not None]
+        if self.address and given:
+            raise ValueError(f"`address` joins a Ray that runs already, so `{given[0]}` is that one's to set")
+
+
+class Ray(Executor[RayConfig]):
+    """Keeps the processes of all roles. Ray is imported and started with the first role."""
+
+    def __init__(self, config: RayConfig | None = None) -> None:
+        super().__init__(config)
+        self._cluster: Cluster | None = None
+        self._connecting: Future[Cluster] | None = None
+        self._keeper: ThreadPoolExecutor | None = None
+        self._groups: dict[str, RayGroup] = {}
+        self._processes: list[Process] = []
+        self._bundles: list[Any] = []
+        self._run: Run | None = None
+        self._threads, self._ended = _make_threads(), Event()
+
+    def start(self, spec: WorkerSpec) -> WorkerGroup:
+        """Start a process for each worker, unless they share those of another role, and build the workers there.
+
+        Raises RunError for a count below 1 or when the cluster has no room, ConfigError for a role that is not there to
+        share processes with, and what a factory raised.
+        """
+        if spec.count < 1:
+            raise RunError(f"role {spec.role!r} needs at least one worker, not {spec.count}")
+        cluster = self._connect()
+        if spec.colocate_with is None:
+            processes = self._wait(self._start_processes, cluster, spec)
+        else:
+            host = self._groups.get(spec.colocate_with)
+            found = 0 if host is None else host.size
+            if host is None or found < spec.count:
+                raise ConfigError(
+                    f"roles.{spec.role}.colocate_with: {spec.colocate_with!r} has {found} processes, too few for "
+                    f"{spec.count} workers"
+                )
+            processes = host.processes[: spec.count]
+        group = RayGroup(
+            spec.role, processes, cluster.ray, self._threads, ended=self._ended, patience=self.config.warn_after_s
+        )
+        group.on_death = self._tell_death
+        self._wait(self._build, group, spec)
+        self._groups[spec.role] = group
+        return group
+
+    def _connect(self) -> Cluster:
+        """Join or start Ray, in another thread: there it leaves the signals of this process alone, and a start that
+        was broken off can be ended in order. The thread lives as long as Ray, whose processes end with it."""
+        if self._cluster is None:
+            self._keeper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray-keeper")
+            self._connecting = self._keeper.submit(Cluster.connect, self.config, needed_by=self)
+            self._cluster = self._connecting.result()
+        return self._cluster
+
+    def _wait(self, function: Callable[..., T], *args: Any) -> T:
+        """What a function returns that waits for Ray, in a wait that a signal may end."""
+        return self._threads.submit(function, *args).result()
+
+    def _start_processes(self, cluster: Cluster, spec: WorkerSpec) -> list[Process]:
+        ray = cluster.ray
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        resources = self._resources(cluster, spec)
+        self._check_room(ray, spec, resources)
+        bundles = placement_group([resources] * spec.count, strategy=self.config.placement.upper())
+        self._bundles.append(bundles)
+        self._await_room(ray, spec, resources, bundles)
+        others = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")}
+        processes = []
+        for rank in range(spec.count):
+            options = {
+                "num_cpus": resources["CPU"],
+                "num_gpus": resources.get("GPU", 0),
+                "resources": others,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=rank),
+            }
+            label = f"{spec.role}-{rank}"
+            actor = ray.remote(Host).options(**options).remote(label, self._surroundings(cluster, spec, rank))
+            processes.append(Process(actor, label))
+            self._processes.append(processes[-1])
+        return processes
+
+    def _resources(self, cluster: Cluster, spec: WorkerSpec) -> dict[str, float]:
+        """What Ray sets aside for a worker. Devices that the config names are not Ray's to choose."""
+        resources = {"CPU": _SHARE if cluster.is_private else max(spec.cpus, _SHARE)}
+        if spec.visibility_variable is not None and not spec.devices:
+            resources[_RESOURCES.get(spec.visibility_variable, spec.visibility_variable)] = 1.0
+        return resources
+
+    def _check_room(self, ray: Any, spec: WorkerSpec, resources: Mapping[str, float]) -> None:
+        total = ray.cluster_resources()
+        for name, amount in resources.items():
+            if amount * spec.count > total.get(name, 0) + 1e-6:
+                raise RunError(
+                    f"the {spec.count} {spec.role} workers ask for {amount * spec.count:g} {name}, and the Ray cluster "
+                    f"has {total.get(name, 0):g}: see roles.{spec.role} in the config, and `ray status`"
+                )
+
+    def _await_room(self, ray: Any, spec: WorkerSpec, resources: Mapping[str, float], bundles: Any) -> None:
+        began = time.monotonic()
+        while not (self._ended.is_set() or bundles.wait(timeout_seconds=1)):
+            waited = time.monotonic() - began
+            if waited > self.config.start_timeout_s:
+                free = ray.available_resources()
+                raise RunError(
+                    f"no room in the Ray cluster for {spec.count} {spec.role} workers of {_amounts(resources)} each, "
+                    f"after {waited:.0f} s; free are {_amounts({name: free.get(name, 0) for name in resources})}: give "
+                    "the roles of the config fewer cpus, let one share processes with another (colocate_with), or add "
+                    "machines"
+                )
+
+    def _surroundings(self, cluster: Cluster, spec: WorkerSpec, rank: int) -> Surroundings:
+        variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+        if cluster.is_private:
+            import torch
+
+            variables["OMP_NUM_THREADS"] = str(torch.get_num_threads())  # as if it worked in this process
+        else:
+            variables["OMP_NUM_THREADS"] = str(max(1, int(spec.cpus)))
+        if spec.devices and spec.visibility_variable is not None:
+            variables[spec.visibility_variable] = str(spec.devices[rank])
+        return Surroundings(variables, [entry for entry in sys.path if entry], os.getcwd())
+
+    def _build(self, group: RayGroup, spec: WorkerSpec) -> None:
+        variables: dict[str, str] = {}
+        ray, processes = self._connect().ray, group.processes
+        if spec.count > 1:
+            address, port = ray.get(processes[0].actor.meeting_point.remote())
+            variables = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": str(spec.count)}
+        parcel = Parcel.pack((spec.factory, dict(spec.kwargs), spec.count))
+        own = [variables | {"RANK": str(rank)} if variables else {} for rank in range(spec.count)]
+        refs = [
+            process.actor.build.remote(spec.role, rank, parcel, own[rank]) for rank, process in enumerate(processes)
+        ]
+        group.build(refs)
+
+    @hookimpl
+    def rollstock_run_start(self, run: Run) -> None:
+        """Say where the dashboard is, and let every process log to a file of the run."""
+        self._run = run
+        if self._cluster is None:
+            return
+        if self._cluster.dashboard:
+            run.trackers.message(f"Ray's dashboard: http://{self._cluster.dashboard}")
+        opened = []
+        for process in self._processes:
+            process.log = str(Path(run.directory).resolve() / "logs" / f"{process.label}.log")
+            opened.append(process.actor.open_log.remote(process.log))
+        self._wait(self._cluster.ray.get, opened)
+
+    def _tell_death(self, error: WorkerDiedError) -> None:
+        if self._run is not None:
+            self._run.manager.hook.rollstock_worker_failed(run=self._run, role=error.role, rank=error.rank, error=error)
+
+    def shutdown(self) -> None:
+        """End every process, and Ray where it was started here. May be called after a start that failed or was broken
+        off."""
+        connecting, self._connecting, self._cluster = self._connecting, None, None
+        keeper, self._keeper = self._keeper, None
+        if connecting is None or keeper is None:
+            return
+        with contextlib.suppress(Exception):  # whoever called `start` was told
+            self._end_processes(connecting.result())
+            keeper.submit(connecting.result().close).result()
+        keeper.shutdown()
+
+    def _end_processes(self, cluster: Cluster) -> None:
+        processes, self._processes, self._groups, self._run = self._processes, [], {}, None
+        groups, self._bundles = self._bundles, []
+        from ray.util.placement_group import remove_placement_group
+
+        for process in processes:
+            cluster.ray.kill(process.actor)
+        for bundles in groups:
+            remove_placement_group(bundles)
+        self._ended.set()
+        self._threads.shutdown(cancel_futures=True)
+        self._threads, self._ended = _make_threads(), Event()
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
+
+
+def _make_threads() -> ThreadPoolExecutor:
+    """Those in which Ray is waited for; a call in flight takes one."""
+    return ThreadPoolExecutor(max_workers=64, thread_name_prefix="ray")
+
+
+@hookimpl
+def rollstock_executor() -> type[Executor[Any]]:
+    """Give `Ray`."""
+    return Ray
