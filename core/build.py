@@ -168,24 +168,36 @@ def build(
     only_generate: for evaluation, without critic and reference, unless the loss itself is to be evaluated.
     """
     spared = ("critic", "reference") if only_generate and not parts.algorithm.offline else ()
-    variable = parts.manager.create_as(Device, config.device).visibility_variable
     executor = parts.manager.create_as(Executor, config.executor)
     roles: dict[str, WorkerGroup] = {}
     try:
-        for role in parts.roles:
-            if role not in spared:
-                spec = parts.brought.get(role) or worker_spec(
-                    config, role, parts.tokenizer, head=parts.algorithm.actor_head(), visibility_variable=variable
-                )
-                spec = placed(config, spec)
-                if spec.colocate_with in spared:  # then its processes are its own
-                    spec = dataclasses.replace(spec, colocate_with=None)
-                roles[role] = executor.start(spec)
+        specs = _specs(config, parts, spared)
+        executor.prepare(specs)
+        for spec in specs:
+            roles[spec.role] = executor.start(spec)
         return _assemble(config, directory, parts, interrupt, executor, roles)
     except BaseException:
         with interrupt.deferred():
             _end(executor, roles)
         raise
+
+
+def _specs(config: RunConfig, parts: Parts, spared: Sequence[str]) -> list[WorkerSpec]:
+    """The workers of every role but those that are spared, in the order in which they are started."""
+    variable = parts.manager.create_as(Device, config.device).visibility_variable
+    head = parts.algorithm.actor_head()
+    found: list[WorkerSpec] = []
+    for role in parts.roles:
+        if role in spared:
+            continue
+        spec = parts.brought.get(role) or worker_spec(
+            config, role, parts.tokenizer, head=head, visibility_variable=variable
+        )
+        spec = placed(config, spec)
+        if spec.colocate_with in spared:  # then its processes are its own
+            spec = dataclasses.replace(spec, colocate_with=None)
+        found.append(spec)
+    return found
 
 
 def _end(executor: Executor[Any], roles: Mapping[str, WorkerGroup]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +61,13 @@ class WorkerGroup:
 
 class Executor(Plugin[C]):
     """Starts groups of workers and ends them."""
+
+    def prepare(self, specs: Sequence[WorkerSpec]) -> None:
+        """Hear of all roles of a run before the first is started, in the order in which they will be.
+
+        An executor may begin with all of them at once; `start` is then called with these very specs, and waits.
+        """
+        return
 
     @abstractmethod
     def start(self, spec: WorkerSpec) -> WorkerGroup:

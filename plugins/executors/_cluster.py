@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rollstock import ConfigError, RunError, import_optional
@@ -22,7 +22,13 @@ logger = logging.getLogger(__name__)
 # come helps nobody here, and one machine has no business on the network: with the third, whose name speaks of other
 # systems, every part of Ray listens on the loopback device alone.
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-_PRESTART = ("RAY_enable_worker_prestart", "RAY_prestart_worker_first_driver")
+# The same, for as long as Ray starts: no process for each core beforehand, since every worker gets one of its own, and
+# workers that are not less urgent than everything else on the machine (Ray's own default is a niceness of 15).
+_STARTING = {
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_niceness": "0",
+}
 _LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
 
 
@@ -62,7 +68,7 @@ class Cluster:
         ends = contextlib.ExitStack()
         try:
             ends.enter_context(_logged())
-            with _workers_alone():
+            with _set_for_now(_STARTING):
                 context = ray.init(address=address or "local", **_arguments(config, starts=not address))
             ends.callback(ray.shutdown)
             _hush(ray)
@@ -124,10 +130,10 @@ def _hush(ray: Any) -> None:
 
 
 @contextlib.contextmanager
-def _workers_alone() -> Iterator[None]:
-    """Keep Ray from starting a process for each core beforehand: every worker gets one of its own."""
-    names = [name for name in _PRESTART if name not in os.environ]
-    os.environ.update(dict.fromkeys(names, "0"))
+def _set_for_now(variables: Mapping[str, str]) -> Iterator[None]:
+    """Variables that the user has not set, set within."""
+    names = [name for name in variables if name not in os.environ]
+    os.environ.update({name: variables[name] for name in names})
     try:
         yield
     finally:

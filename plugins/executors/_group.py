@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
 
-from rollstock import RunError, WorkerGroup
+from rollstock import RunError, WorkerGroup, WorkerSpec
 from rollstock.dispatch import Shares, gather, registration, split_call
 from rollstock.plugins.executors._host import Pending, Reply
 from rollstock.plugins.executors._parcel import Parcel
@@ -76,8 +76,8 @@ class RayGroup(WorkerGroup):
         ended: Event,
         patience: float,
     ) -> None:
-        """ended: set when nobody waits any more; patience: seconds after which a wait is logged. The workers are built
-        by `build`."""
+        """ended: set when nobody waits any more; patience: seconds after which a wait is logged. The workers are there
+        after `build` and `finish`."""
         self.role = role
         self.processes = list(processes)
         self._ray = ray
@@ -86,6 +86,7 @@ class RayGroup(WorkerGroup):
         self._patience = patience
         self._worker_class: type = object
         self._ranks: list[int] = list(range(len(processes)))
+        self._building: list[Any] = []
         self._left: Future[Any] | None = None
         self.on_death: Callable[[WorkerDiedError], None] = lambda error: None
 
@@ -94,9 +95,21 @@ class RayGroup(WorkerGroup):
         """How many workers there are."""
         return len(self.processes)
 
-    def build(self, refs: Sequence[Any]) -> None:
-        """Wait until the workers are built, which was asked for already. Raises what a factory raised."""
-        found = [reply.value for reply in self._replies(refs, "start")]
+    def build(self, spec: WorkerSpec) -> None:
+        """Ask the processes to build the workers."""
+        variables: dict[str, str] = {}
+        if spec.count > 1:
+            address, port = self._ray.get(self.processes[0].actor.meeting_point.remote())
+            variables = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": str(spec.count)}
+        parcel = Parcel.pack((spec.factory, dict(spec.kwargs), spec.count))
+        for rank, process in enumerate(self.processes):
+            own = {**variables, "RANK": str(rank)} if variables else {}
+            self._building.append(process.actor.build.remote(self.role, rank, parcel, own))
+
+    def finish(self) -> None:
+        """Wait until the workers are built. Raises what a factory raised."""
+        building, self._building = self._building, []
+        found = [reply.value for reply in self._replies(building, "start")]
         self._worker_class = found[0][0]
         self._ranks = [rank for _, rank, _ in found]
         for process, (_, _, where) in zip(self.processes, found, strict=True):

@@ -12,8 +12,7 @@ import contextlib
 import logging
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,19 +23,16 @@ from rollstock import ConfigError, Executor, Run, RunError, WorkerGroup, WorkerS
 from rollstock.plugins.executors._cluster import Cluster
 from rollstock.plugins.executors._group import Process, RayGroup, WorkerDiedError
 from rollstock.plugins.executors._host import Host, Surroundings
-from rollstock.plugins.executors._parcel import Parcel
+from rollstock.plugins.executors._places import Places
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# What Ray calls the chips that a variable shows to a process.
-_RESOURCES = {"CUDA_VISIBLE_DEVICES": "GPU", "ASCEND_RT_VISIBLE_DEVICES": "NPU"}
 # Of the controller's environment, what its workers must see as well; none of it is a secret.
 _VARIABLES = (
     *("ROLLSTOCK_BLOCK_PLUGINS", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS"),
     *("TOKENIZERS_PARALLELISM", "TORCH_DEVICE_BACKEND_AUTOLOAD", "CUBLAS_WORKSPACE_CONFIG"),
 )
-_SHARE = 0.001  # of a core: a bundle must hold something
 _STARTS = ("num_cpus", "object_store_memory", "plasma_directory", "temp_directory", "dashboard_port")
 
 
@@ -89,25 +85,41 @@ class RayConfig:
 
 
 class Ray(Executor[RayConfig]):
-    """Keeps the processes of all roles. Ray is imported and started with the first role."""
+    """Keeps the processes of all roles. Ray is imported and started when the first of them is."""
 
     def __init__(self, config: RayConfig | None = None) -> None:
         super().__init__(config)
         self._cluster: Cluster | None = None
         self._connecting: Future[Cluster] | None = None
         self._keeper: ThreadPoolExecutor | None = None
+        self._places: Places | None = None
         self._groups: dict[str, RayGroup] = {}
+        self._begun: dict[str, WorkerSpec] = {}
         self._processes: list[Process] = []
-        self._bundles: list[Any] = []
         self._run: Run | None = None
         self._threads, self._ended = _make_threads(), Event()
 
+    def prepare(self, specs: Sequence[WorkerSpec]) -> None:
+        """Begin with the workers of all roles at once, so that their processes start side by side. Raises as `start`
+        does for want of room."""
+        for spec in specs:
+            self._begin(spec)
+
     def start(self, spec: WorkerSpec) -> WorkerGroup:
-        """Start a process for each worker, unless they share those of another role, and build the workers there.
+        """Start a process for each worker, unless they share those of another role, and wait until they are built.
 
         Raises RunError for a count below 1 or when the cluster has no room, ConfigError for a role that is not there to
         share processes with, and what a factory raised.
         """
+        if self._begun.get(spec.role) is not spec:
+            self._begin(spec)
+        del self._begun[spec.role]
+        group = self._groups[spec.role]
+        self._wait(group.finish)
+        return group
+
+    def _begin(self, spec: WorkerSpec) -> None:
+        """Start processes, and ask them to build the workers."""
         if spec.count < 1:
             raise RunError(f"role {spec.role!r} needs at least one worker, not {spec.count}")
         cluster = self._connect()
@@ -126,9 +138,8 @@ class Ray(Executor[RayConfig]):
             spec.role, processes, cluster.ray, self._threads, ended=self._ended, patience=self.config.warn_after_s
         )
         group.on_death = self._tell_death
-        self._wait(self._build, group, spec)
-        self._groups[spec.role] = group
-        return group
+        self._wait(group.build, spec)
+        self._groups[spec.role], self._begun[spec.role] = group, spec
 
     def _connect(self) -> Cluster:
         """Join or start Ray, in another thread: there it leaves the signals of this process alone, and a start that
@@ -137,6 +148,7 @@ class Ray(Executor[RayConfig]):
             self._keeper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray-keeper")
             self._connecting = self._keeper.submit(Cluster.connect, self.config, needed_by=self)
             self._cluster = self._connecting.result()
+            self._places = Places(self._cluster, self.config, self._ended)
         return self._cluster
 
     def _wait(self, function: Callable[..., T], *args: Any) -> T:
@@ -144,58 +156,14 @@ class Ray(Executor[RayConfig]):
         return self._threads.submit(function, *args).result()
 
     def _start_processes(self, cluster: Cluster, spec: WorkerSpec) -> list[Process]:
-        ray = cluster.ray
-        from ray.util.placement_group import placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        resources = self._resources(cluster, spec)
-        self._check_room(ray, spec, resources)
-        bundles = placement_group([resources] * spec.count, strategy=self.config.placement.upper())
-        self._bundles.append(bundles)
-        self._await_room(ray, spec, resources, bundles)
-        others = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")}
+        assert self._places is not None
         processes = []
-        for rank in range(spec.count):
-            options = {
-                "num_cpus": resources["CPU"],
-                "num_gpus": resources.get("GPU", 0),
-                "resources": others,
-                "scheduling_strategy": PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=rank),
-            }
+        for rank, options in enumerate(self._places.reserve(spec)):
             label = f"{spec.role}-{rank}"
-            actor = ray.remote(Host).options(**options).remote(label, self._surroundings(cluster, spec, rank))
-            processes.append(Process(actor, label))
+            host = cluster.ray.remote(Host).options(**options)
+            processes.append(Process(host.remote(label, self._surroundings(cluster, spec, rank)), label))
             self._processes.append(processes[-1])
         return processes
-
-    def _resources(self, cluster: Cluster, spec: WorkerSpec) -> dict[str, float]:
-        """What Ray sets aside for a worker. Devices that the config names are not Ray's to choose."""
-        resources = {"CPU": _SHARE if cluster.is_private else max(spec.cpus, _SHARE)}
-        if spec.visibility_variable is not None and not spec.devices:
-            resources[_RESOURCES.get(spec.visibility_variable, spec.visibility_variable)] = 1.0
-        return resources
-
-    def _check_room(self, ray: Any, spec: WorkerSpec, resources: Mapping[str, float]) -> None:
-        total = ray.cluster_resources()
-        for name, amount in resources.items():
-            if amount * spec.count > total.get(name, 0) + 1e-6:
-                raise RunError(
-                    f"the {spec.count} {spec.role} workers ask for {amount * spec.count:g} {name}, and the Ray cluster "
-                    f"has {total.get(name, 0):g}: see roles.{spec.role} in the config, and `ray status`"
-                )
-
-    def _await_room(self, ray: Any, spec: WorkerSpec, resources: Mapping[str, float], bundles: Any) -> None:
-        began = time.monotonic()
-        while not (self._ended.is_set() or bundles.wait(timeout_seconds=1)):
-            waited = time.monotonic() - began
-            if waited > self.config.start_timeout_s:
-                free = ray.available_resources()
-                raise RunError(
-                    f"no room in the Ray cluster for {spec.count} {spec.role} workers of {_amounts(resources)} each, "
-                    f"after {waited:.0f} s; free are {_amounts({name: free.get(name, 0) for name in resources})}: give "
-                    "the roles of the config fewer cpus, let one share processes with another (colocate_with), or add "
-                    "machines"
-                )
 
     def _surroundings(self, cluster: Cluster, spec: WorkerSpec, rank: int) -> Surroundings:
         variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
@@ -208,19 +176,6 @@ class Ray(Executor[RayConfig]):
         if spec.devices and spec.visibility_variable is not None:
             variables[spec.visibility_variable] = str(spec.devices[rank])
         return Surroundings(variables, [entry for entry in sys.path if entry], os.getcwd())
-
-    def _build(self, group: RayGroup, spec: WorkerSpec) -> None:
-        variables: dict[str, str] = {}
-        ray, processes = self._connect().ray, group.processes
-        if spec.count > 1:
-            address, port = ray.get(processes[0].actor.meeting_point.remote())
-            variables = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": str(spec.count)}
-        parcel = Parcel.pack((spec.factory, dict(spec.kwargs), spec.count))
-        own = [variables | {"RANK": str(rank)} if variables else {} for rank in range(spec.count)]
-        refs = [
-            process.actor.build.remote(spec.role, rank, parcel, own[rank]) for rank, process in enumerate(processes)
-        ]
-        group.build(refs)
 
     @hookimpl
     def rollstock_run_start(self, run: Run) -> None:
@@ -254,20 +209,14 @@ class Ray(Executor[RayConfig]):
 
     def _end_processes(self, cluster: Cluster) -> None:
         processes, self._processes, self._groups, self._run = self._processes, [], {}, None
-        groups, self._bundles = self._bundles, []
-        from ray.util.placement_group import remove_placement_group
-
+        self._begun = {}
         for process in processes:
             cluster.ray.kill(process.actor)
-        for bundles in groups:
-            remove_placement_group(bundles)
+        if self._places is not None:
+            self._places.release()
         self._ended.set()
         self._threads.shutdown(cancel_futures=True)
         self._threads, self._ended = _make_threads(), Event()
-
-
-def _amounts(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
 
 
 def _make_threads() -> ThreadPoolExecutor:

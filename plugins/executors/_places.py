@@ -1,0 +1,96 @@
+"""Room in a Ray cluster: what a worker needs, and the placement groups that hold it.
+
+For the `ray` executor. A role has a placement group with a bundle for each worker, so that it gets all of them or none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from rollstock import RunError, WorkerSpec
+from rollstock.plugins.executors._cluster import Cluster
+
+if TYPE_CHECKING:
+    from rollstock.plugins.executors.ray import RayConfig
+
+# What Ray calls the chips that a variable shows to a process.
+_RESOURCES = {"CUDA_VISIBLE_DEVICES": "GPU", "ASCEND_RT_VISIBLE_DEVICES": "NPU"}
+_LEAST = 0.001  # of a core: a bundle must hold something
+
+
+class Places:
+    """The placement groups of a run."""
+
+    def __init__(self, cluster: Cluster, config: RayConfig, ended: Event) -> None:
+        """`ended` is set when nobody waits for room any more."""
+        self._cluster = cluster
+        self._config = config
+        self._ended = ended
+        self._groups: list[Any] = []
+
+    def reserve(self, spec: WorkerSpec) -> list[dict[str, Any]]:
+        """Wait for the room that the workers of a role need; returns the options of each one's actor.
+
+        Raises RunError if the whole cluster is too small, or nothing became free in time.
+        """
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        resources = self._needed(spec)
+        self._check_size(spec, resources)
+        group = placement_group([resources] * spec.count, strategy=self._config.placement.upper())
+        self._groups.append(group)
+        self._await(spec, resources, group)
+        others = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")}
+        return [
+            {
+                "num_cpus": resources["CPU"],
+                "num_gpus": resources.get("GPU", 0),
+                "resources": others,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
+            }
+            for rank in range(spec.count)
+        ]
+
+    def release(self) -> None:
+        """Give everything back."""
+        from ray.util.placement_group import remove_placement_group
+
+        while self._groups:
+            remove_placement_group(self._groups.pop())
+
+    def _needed(self, spec: WorkerSpec) -> dict[str, float]:
+        """What Ray sets aside for a worker. Devices that the config names are not Ray's to choose."""
+        resources = {"CPU": _LEAST if self._cluster.is_private else max(spec.cpus, _LEAST)}
+        if spec.visibility_variable is not None and not spec.devices:
+            resources[_RESOURCES.get(spec.visibility_variable, spec.visibility_variable)] = 1.0
+        return resources
+
+    def _check_size(self, spec: WorkerSpec, resources: Mapping[str, float]) -> None:
+        total = self._cluster.ray.cluster_resources()
+        for name, amount in resources.items():
+            if amount * spec.count > total.get(name, 0) + 1e-6:
+                raise RunError(
+                    f"the {spec.count} workers of {spec.role} ask for {amount * spec.count:g} {name}, and the whole "
+                    f"Ray cluster has {total.get(name, 0):g}: see roles.{spec.role} in the config, and `ray status`"
+                )
+
+    def _await(self, spec: WorkerSpec, resources: Mapping[str, float], group: Any) -> None:
+        began = time.monotonic()
+        while not (self._ended.is_set() or group.wait(timeout_seconds=1)):
+            waited = time.monotonic() - began
+            if waited > self._config.start_timeout_s:
+                free = self._cluster.ray.available_resources()
+                raise RunError(
+                    f"no room in the Ray cluster for {spec.count} workers of {spec.role} with {_amounts(resources)} "
+                    f"each, after {waited:.0f} s; free are "
+                    f"{_amounts({name: free.get(name, 0.0) for name in resources})}. Give the roles "
+                    "of the config fewer cpus, let one share processes with another (colocate_with), or add machines"
+                )
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
