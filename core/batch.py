@@ -7,6 +7,7 @@ that padding can neither cost memory nor be mistaken for data. What a column mea
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -80,10 +81,29 @@ class Batch:
         self.metadata = list(metadata)
         self._tokens = dict(token_columns)
         self._sequences = dict(sequence_columns)
-        size = len(self.prompts)
-        self._rows = torch.repeat_interleave(torch.arange(size, device=lengths.device), lengths)
-        starts = torch.cumsum(lengths, 0) - lengths
-        self._columns = torch.arange(len(self._rows), device=lengths.device) - starts[self._rows]
+
+    @functools.cached_property
+    def _rows(self) -> Tensor:
+        """[N]: the trajectory of each flat token."""
+        return torch.repeat_interleave(torch.arange(len(self), device=self.lengths.device), self.lengths)
+
+    @functools.cached_property
+    def _columns(self) -> Tensor:
+        """[N]: the place of each flat token in its response."""
+        starts = torch.cumsum(self.lengths, 0) - self.lengths
+        return torch.arange(len(self._rows), device=self.lengths.device) - starts[self._rows]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling: what is not derived from the rest, and many small tensors as one each."""
+        derived = ("_rows", "_columns", "prompts", "_prompt_columns")
+        kept = {name: value for name, value in self.__dict__.items() if name not in derived}
+        joined = {name: _join(parts) for name, parts in self._prompt_columns.items()}
+        return {**kept, "prompts": _join(self.prompts), "_prompt_columns": joined}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take back what `__getstate__` gave; prompts are views of one tensor then."""
+        parts = {name: _cut(*joined) for name, joined in state["_prompt_columns"].items()}
+        self.__dict__.update({**state, "prompts": _cut(*state["prompts"]), "_prompt_columns": parts})
 
     @classmethod
     def from_trajectories(cls, trajectories: Sequence[Trajectory]) -> Batch:
@@ -126,7 +146,7 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         """How many response tokens there are, observations included (N)."""
-        return len(self._rows)
+        return int(self.lengths.sum())
 
     @property
     def mask(self) -> Tensor:
@@ -213,13 +233,14 @@ class Batch:
 
     def select(self, indices: Sequence[int] | Tensor) -> Batch:
         """The trajectories at `indices`, in that order, with all their columns."""
-        order = [int(i) for i in indices]
-        starts = (torch.cumsum(self.lengths, 0) - self.lengths).tolist()
-        lengths = self.lengths.tolist()
-        picked = [torch.arange(starts[i], starts[i] + lengths[i]) for i in order]
-        index = torch.cat(picked) if picked else torch.zeros(0, dtype=torch.int64)
-        where = torch.tensor(order, dtype=torch.int64)
+        order = indices.tolist() if isinstance(indices, Tensor) else [int(i) for i in indices]
         device = self.lengths.device
+        where = torch.tensor(order, dtype=torch.int64)
+        lengths = self.lengths.cpu()
+        picked = lengths[where]
+        # Each token's place: that of its trajectory's first one before, moved by how far it is from the first one now.
+        moved = (torch.cumsum(lengths, 0) - lengths)[where] - (torch.cumsum(picked, 0) - picked)
+        index = torch.repeat_interleave(moved, picked) + torch.arange(int(picked.sum()))
         return Batch(
             prompts=[self.prompts[i] for i in order],
             lengths=self.lengths[where.to(device)],
@@ -313,6 +334,15 @@ class Batch:
 
     def __iter__(self) -> Iterator[Batch]:
         return (self.select([i]) for i in range(len(self)))
+
+
+def _join(parts: Sequence[Tensor]) -> tuple[Tensor | None, list[int]]:
+    """Tensors end to end, and their lengths; None for no tensors."""
+    return (torch.cat(list(parts)) if parts else None), [len(part) for part in parts]
+
+
+def _cut(whole: Tensor | None, lengths: list[int]) -> list[Tensor]:
+    return [] if whole is None else list(whole.split(lengths))
 
 
 @dataclass(frozen=True)
