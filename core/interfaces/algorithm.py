@@ -55,8 +55,8 @@ class Algorithm(Plugin[C]):
 
     reads_step_rewards: ClassVar[bool] = False
     """Whether `advantages` adds the column `step_rewards` `[B, T]`, where there is one, to the score on the last token,
-    so that what is paid or charged for single tokens reaches it. An extension that charges tokens asks: it takes the sum
-    off the score of an algorithm that reads no such rewards."""
+    so that what is paid or charged for single tokens reaches it. An extension that charges tokens asks: it takes the
+    sum off the score of an algorithm that reads no such rewards."""
 
     refill_rounds: int = 0
     """How often a step may generate again, with new tasks, while `select` left fewer than `train.prompts_per_step`

@@ -23,9 +23,7 @@ SHARED = {"name": "ppo", "shared_backbone": True, "group_size": 2, "kl_reward_co
 def pairs(tmp_path: Path) -> dict[str, Any]:
     """A file of pairs: sums of two digits, with and without something after them."""
     rows = [
-        {"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": f"{a + b}="}
-        for a in range(1, 6)
-        for b in range(1, 6)
+        {"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": f"{a + b}="} for a in range(1, 6) for b in range(1, 6)
     ]
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

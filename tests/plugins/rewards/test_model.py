@@ -12,9 +12,7 @@ from rollstock.plugins.environments.arithmetic import Arithmetic
 from rollstock.plugins.rewards.model import ModelReward, ModelRewardConfig
 from rollstock.testing.models import byte_tokenizer, save_classifier
 
-CHAT = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.role == 'assistant' %}<end>{% endif %}|{% endfor %}"
-)
+CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.role == 'assistant' %}<end>{% endif %}|{% endfor %}"
 CHAT += "{% if add_generation_prompt %}<assistant>{% endif %}"
 
 
