@@ -46,8 +46,8 @@ class Algorithm(Plugin[C]):
     offline: ClassVar[bool] = False
     """Whether it trains on the responses that the tasks themselves hold (`Task.responses`), the first
     `samples_per_prompt` of each, in place of sampled ones. Nothing is generated then and nobody is asked for a score:
-    of n responses the k-th has the score (n - 1 - k) / (n - 1): 1 and 0 in a pair, and 1 where it is alone. The model is
-    trained at temperature 1, and evaluation is the loss on held-out tasks."""
+    of n responses the k-th has the score (n - 1 - k) / (n - 1): 1 and 0 in a pair, and 1 where it is alone. The model
+    is trained at temperature 1, and evaluation is the loss on held-out tasks."""
 
     whole_groups: ClassVar[bool] = False
     """Whether `loss` compares the trajectories of a group, so that no worker and no micro-batch may get a part of one.
