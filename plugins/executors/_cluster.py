@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Read by Ray when it is imported or started. Its statistics are the user's to give, a warning about a change that is to
-# come helps nobody here, and one machine has no business on the network: with the third, whose name speaks of other
-# systems, every part of Ray listens on the loopback device alone.
+# Read by Ray when it is started. Its statistics are the user's to give, and a warning about a change that is to come
+# helps nobody here.
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 # The same, for as long as Ray starts: no process for each core beforehand, since every worker gets one of its own, and
 # workers that are not less urgent than everything else on the machine (Ray's own default is a niceness of 15).
@@ -29,6 +30,9 @@ _STARTING = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_worker_niceness": "0",
 }
+# Read when it is imported, and wrong afterwards. One machine has no business on the network: with the first, whose name
+# speaks of other systems, every part of Ray listens on the loopback device alone. The second is Ray's default for a
+# cluster of one, said aloud, so that Ray does not.
 _LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
 
 
@@ -59,7 +63,8 @@ class Cluster:
         Raises PluginError if Ray is not installed, ConfigError if nothing answers there, RunError if it does not start.
         """
         address = config.address or os.environ.get("RAY_ADDRESS")
-        for name, value in {**_QUIET, **({} if address else _LOCAL)}.items():
+        is_early = not address and "ray" not in sys.modules
+        for name, value in {**_QUIET, **(_LOCAL if is_early else {})}.items():
             os.environ.setdefault(name, value)
         ray: Any = import_optional("ray", needed_by=needed_by)
         if ray.is_initialized():
@@ -142,4 +147,4 @@ def _set_for_now(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return textwrap.shorten(str(error), 400, placeholder=" ...") or type(error).__name__

@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from typing import Any, Literal, TypeVar
 
 from rollstock import ConfigError, Executor, Run, RunError, WorkerGroup, WorkerSpec, hookimpl, option
@@ -97,7 +98,7 @@ class Ray(Executor[RayConfig]):
         self._begun: dict[str, WorkerSpec] = {}
         self._processes: list[Process] = []
         self._run: Run | None = None
-        self._threads, self._ended = _make_threads(), Event()
+        self._threads, self._ended = _make_threads(), threading.Event()
 
     def prepare(self, specs: Sequence[WorkerSpec]) -> None:
         """Begin with the workers of all roles at once, so that their processes start side by side. Raises as `start`
@@ -148,6 +149,7 @@ class Ray(Executor[RayConfig]):
             self._keeper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray-keeper")
             self._connecting = self._keeper.submit(Cluster.connect, self.config, needed_by=self)
             self._cluster = self._connecting.result()
+            _take_back_signals()
             self._places = Places(self._cluster, self.config, self._ended)
         return self._cluster
 
@@ -216,7 +218,15 @@ class Ray(Executor[RayConfig]):
             self._places.release()
         self._ended.set()
         self._threads.shutdown(cancel_futures=True)
-        self._threads, self._ended = _make_threads(), Event()
+        self._threads, self._ended = _make_threads(), threading.Event()
+
+
+def _take_back_signals() -> None:
+    """Put the handler of SIGTERM in front of that of Ray's native side, which prints a stack and calls it then."""
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler is not None:  # None: it was not set from Python
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _make_threads() -> ThreadPoolExecutor:

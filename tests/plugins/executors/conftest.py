@@ -1,0 +1,160 @@
+"""Runs that are over in seconds, a cluster of two nodes, and a plugin that brings a role of its own."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import torch
+
+from rollstock.checkpoint import CheckpointStore
+from rollstock.extras import extras_of
+from rollstock.sources import find_module, parse
+from rollstock.testing import tiny_config
+
+CLOCKED = ("timing_s/", "perf/", "rollout/tokens_per_second")
+SMALL: dict[str, Any] = {
+    "model": {
+        "config": {
+            "model_type": "llama",
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "max_position_embeddings": 32,
+        },
+        "tokenizer": {"characters": "0123456789+="},
+    },
+    "backend": {"name": "torch", "learning_rate": 1e-2},
+    "sampling": {"max_new_tokens": 2},
+    "train": {"steps": 3, "prompts_per_step": 4},
+    "evaluation": {"prompts": 2, "samples": 0},
+    "checkpoint": {"every_steps": 1},
+    "reward_limits": {"workers": 1},
+}
+
+
+def small(directory: Path, *overrides: str, **sections: Any) -> Any:
+    """The config of a run of three steps."""
+    return tiny_config(directory, {**SMALL, **sections}, overrides)
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl without what a clock says."""
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in found:
+        for part in ("metrics", "evaluation"):
+            if part in row:
+                row[part] = {name: value for name, value in row[part].items() if not name.startswith(CLOCKED)}
+    return found
+
+
+def assert_same(run: Path, other: Path, *, rounded: Sequence[str] = ()) -> None:
+    """Weights, optimizers and trajectories are equal to the bit, and so are metrics, but for those that are `rounded`."""
+    mine, theirs = (CheckpointStore(path / "checkpoints").load() for path in (run, other))
+    assert mine.step == theirs.step
+    assert sorted(mine.tensors) == sorted(theirs.tensors)
+    for part in mine.tensors:
+        for name, tensor in mine.tensors[part].items():
+            assert torch.equal(tensor, theirs.tensors[part][name]), f"{part} {name}"
+    for row, expected in zip(rows(run), rows(other), strict=True):
+        for name in rounded:
+            assert row.get("metrics", {}).pop(name, 0) == pytest.approx(
+                expected.get("metrics", {}).pop(name, 0), abs=1e-5
+            )
+        assert row == expected
+    for path in sorted((other / "rollouts").iterdir()):
+        assert (run / "rollouts" / path.name).read_text() == path.read_text()
+
+
+JUDGE = '''
+"""Takes something off the score of each sample, as workers of its own say."""
+
+from dataclasses import dataclass
+
+from rollstock import Extension, WorkerSpec, hookimpl, option
+from rollstock.dispatch import register
+
+
+class Judge:
+    def __init__(self, *, cost, rank, world_size):
+        self.cost, self.rank = cost, rank
+
+    @register(dispatch="scatter", places=True)
+    def judge(self, lengths, places=None):
+        return [self.cost * length for length in lengths]
+
+    @register(dispatch="all_gather")
+    def ranks(self):
+        return self.rank
+
+    @register()
+    def close(self):
+        pass
+
+
+@dataclass(kw_only=True)
+class JudgedConfig:
+    cost: float = option(0.25, "reward that a token costs")
+
+
+class Judged(Extension[JudgedConfig]):
+    def roles(self, config):
+        return [WorkerSpec(role="judge", factory=Judge, kwargs={"cost": self.config.cost})]
+
+    @hookimpl
+    def rollstock_run_start(self, run):
+        assert run.roles["judge"].call("ranks") == list(range(run.config.role("judge").count))
+
+    @hookimpl(wrapper=True)
+    def rollstock_score(self, run, batch):
+        result = yield
+        batch["scores"] = batch.scores - batch.scores.new_tensor(run.roles["judge"].call("judge", batch.lengths.tolist()))
+        return result
+
+
+@hookimpl
+def rollstock_extension():
+    return Judged
+'''
+
+
+@pytest.fixture
+def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed package whose extension `judged` brings the role `judge`."""
+    site = tmp_path / "site"
+    info = site / "acme_judge-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-judge\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[rollstock.extension]\njudged = acme_judge\n")
+    (site / "acme_judge.py").write_text(dedent(JUDGE))
+    monkeypatch.syspath_prepend(str(site))
+    for cached in (find_module, parse, extras_of):
+        cached.cache_clear()
+    yield
+    for cached in (find_module, parse, extras_of):
+        cached.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A Ray cluster of two nodes with four logical cores each, which nobody has joined yet."""
+    names = ("RAY_enable_worker_prestart", "RAY_prestart_worker_first_driver", "RAY_worker_niceness")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (*names, "RAY_USAGE_STATS_ENABLED"):
+            patch.setenv(name, "0")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        from ray.cluster_utils import Cluster
+
+        node = {"num_cpus": 4, "object_store_memory": 100 << 20, "include_dashboard": False}
+        found = Cluster(initialize_head=True, head_node_args=node)
+        try:
+            found.add_node(**{name: value for name, value in node.items() if name != "include_dashboard"})
+            yield found
+        finally:
+            found.shutdown()
+            os.environ.pop("RAY_ADDRESS", None)
