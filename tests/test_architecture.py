@@ -19,10 +19,11 @@ FOLDERS = {
     "plugins": "rollstock.plugins",
 }
 OUTER = [package for folder, package in FOLDERS.items() if folder != "core"]
-# Beyond `from rollstock import ...`: the test kit, what an executor splits calls with, what generators and trainers
-# must compute alike, and the shared mathematics.
+# Beyond `from rollstock import ...`: the test kit, what averages gradients, what an executor splits calls with, what
+# generators and trainers must compute alike, and the shared mathematics.
 OPEN_TO_ALL = {
     "rollstock.testing",
+    "rollstock.compression",
     "rollstock.dispatch",
     "rollstock.routing",
     "rollstock.uniforms",

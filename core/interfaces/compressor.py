@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 class Payload:
     """What goes over the wire: tensors by name, and how to read them.
 
-    `num_bytes` is what the tensors occupy; shape and dtype are those of the tensor that was compressed.
+    shape and dtype are those of the tensor that was compressed; `values` is JSON.
     """
 
     tensors: dict[str, Tensor]
@@ -27,13 +28,22 @@ class Payload:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on the wire."""
+        """Bytes on the wire: what the tensors occupy."""
         return sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of the tensor that was compressed."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Compressor(Plugin[C]):
     """Compresses gradients and weights. A lossy one may keep what it left out (`key` names the stream) and send it
     later."""
+
+    def setup(self, *, seed: int, rank: int) -> None:
+        """Called once, before the first tensor: the run's seed, for what is drawn at random, and the number of this
+        process among those that exchange tensors, which may draw differently. Without it, both are 0."""
 
     @abstractmethod
     def compress(self, tensor: Tensor, *, key: str) -> Payload:

@@ -110,6 +110,20 @@ SPECIAL: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
     "environment:reasoning_gym": lambda folder: [{"options": {"task": "chain_sum"}, "num_tasks": 8}],
     "reward:model": lambda folder: [{"options": {"path": classifier(folder), "mean": 0.1, "std": 2.0}}],
     "compressor:none": lambda folder: [{"tolerance": 0.0}],
+    "compressor:int8": lambda folder: [
+        {"tolerance": 0.01, "ratio": 0.26},
+        {"tolerance": 0.02, "ratio": 0.26, "options": {"stochastic": True, "feedback": False}},
+        {"tolerance": 0.02, "ratio": 0.251, "options": {"block_size": None}},
+    ],
+    "compressor:topk": lambda folder: [
+        {"tolerance": 0.8, "ratio": 0.12},
+        {"tolerance": 0.99, "ratio": 0.015, "options": {"share": 0.01}},
+        {"tolerance": 1.0, "options": {"count": 1, "feedback": False}},
+    ],
+    "compressor:hybrid": lambda folder: [
+        {"tolerance": 0.8, "ratio": 0.045},
+        {"tolerance": 0.8, "ratio": 0.045, "options": {"stochastic": True, "block_size": 64}},
+    ],
     "tracker:jsonl": lambda folder: [{"directory": folder, "read": rows_of_jsonl}],
     "tracker:wandb": lambda folder: [{"directory": folder, "options": {"mode": "offline"}}],
     "extension:kl_in_reward": lambda folder: [
