@@ -16,15 +16,29 @@ from pathlib import Path
 DATA = Path(__file__).resolve().parent / "data"
 
 
+CHARACTERS = "0123456789,="
+
+
 def largest() -> Iterable[dict[str, str]]:
-    """Name the largest of three digits: the rejected response is another digit, or one digit too many."""
+    """Name the largest of three digits. The rejected response is another digit (a neighbour of the right one, or any),
+    the right one with something after it, or any text at all.
+
+    Whatever pairs do not show, a reward model makes up. With digits of the prompt alone as rejected ones it learned
+    that large digits are good, and a policy that trained on it answered 8 to everything; without empty responses among
+    them it found those the best of all.
+    """
     generator = random.Random(0)
     digits = [(a, b, c) for a in range(10) for b in range(10) for c in range(10)]
     generator.shuffle(digits)
     for place, three in enumerate(digits):
         right = str(max(three))
-        others = [str(digit) for digit in three if digit != max(three)]
-        wrong = generator.choice(others) if others and place % 2 else right + str(generator.choice(three))
+        if place % 4 == 0:
+            wrong = right + generator.choice(CHARACTERS)
+        elif place % 4 == 1:
+            wrong = "".join(generator.choices(CHARACTERS, k=generator.choice((0, 2, 3))))
+        else:
+            reach = 1 if place % 4 == 2 else 9
+            wrong = generator.choice([d for d in "0123456789" if 0 < abs(int(d) - int(right)) <= reach])
         yield {"prompt": f"{','.join(map(str, three))}=", "chosen": right, "rejected": wrong}
 
 
