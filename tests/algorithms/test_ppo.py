@@ -102,3 +102,30 @@ def test_the_coefficient_survives_a_restart(make_batch):
     again = PPO(algorithm.config)
     again.load_state(algorithm.state())
     assert again.kl_controller.coefficient == 0.5
+
+
+def test_on_a_shared_backbone_the_value_loss_is_added_to_the_policys(make_batch):
+    batch = make_batch([[1, 1], [1, 0]], [1.0, 0.0])
+    batch["values"], batch["returns"] = torch.zeros(2, 2), torch.tensor([[1.0, 0.5], [0.0, 0.0]])
+    batch["old_logprobs"] = torch.full((2, 2), -1.0)
+    batch["advantages"] = torch.tensor([[1.0, -1.0], [0.5, 0.0]])
+    options = {"value_coef": 0.5, "entropy_coef": 0.1}
+    shared, apart = PPO(PPOConfig(shared_backbone=True, **options)), PPO(PPOConfig(**options))
+    assert (shared.actor_head(), apart.actor_head()) == ("lm+value", "lm")
+    assert shared.training_outputs() == {"logprobs", "entropy", "values"}
+    assert apart.training_outputs() == {"logprobs", "entropy"}
+    outputs = {
+        "logprobs": torch.tensor([[-0.9, -1.2], [-1.0, -1.0]], requires_grad=True),
+        "entropy": torch.full((2, 2), 2.0),
+        "values": torch.tensor([[0.1, 0.2], [0.4, 9.0]], requires_grad=True),
+    }
+    totals = Totals.of(batch, response_limit=2)
+    both = shared.loss(MicroBatch(batch, totals, outputs))
+    policy = apart.loss(MicroBatch(batch, totals, outputs))
+    values = apart.critic_loss(MicroBatch(batch, totals, {"values": outputs["values"]}))
+    assert both.value.item() == pytest.approx((policy.value + values.value).item())
+    assert both.metrics == {**policy.metrics, **values.metrics}
+    both.value.backward()
+    assert outputs["values"].grad[0].tolist() == pytest.approx([0.5 * (0.1 - 1.0) / 3, 0.5 * (0.2 - 0.5) / 3])
+    assert outputs["values"].grad[1, 1] == 0
+    assert outputs["logprobs"].grad[0].abs().min() > 0

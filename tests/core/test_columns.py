@@ -60,3 +60,17 @@ def test_what_is_there_already_is_not_computed_again():
 def test_no_column_comes_from_two_sides():
     assert not ALWAYS & SOURCES.keys()
     assert not PLAYED & (ALWAYS | SOURCES.keys())
+
+
+def test_a_policy_with_a_value_head_gives_the_values_and_needs_no_critic():
+    needs = {"values", "old_logprobs", "ref_logprobs"}
+    assert roles_needed("mine", needs, frozenset(), head="lm+value") == ["reference"]
+    assert to_compute(needs, frozenset(), [], head="lm+value") == {
+        "actor": [("logprobs", "old_logprobs"), ("values", "values")],
+        "reference": [("logprobs", "ref_logprobs")],
+    }
+
+
+def test_a_reward_model_has_no_log_probs_of_its_own():
+    with pytest.raises(ConfigError, match="needs the column 'old_logprobs', which no role"):
+        roles_needed("mine", {"old_logprobs"}, frozenset(), head="score")

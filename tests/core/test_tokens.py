@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from rollstock.errors import ConfigError, UserError
+from rollstock.interfaces.environment import Message, Sample, Task
 from rollstock.schema import ModelSection
-from rollstock.tokens import character_tokenizer, decode, encode_prompt, load_tokenizer
+from rollstock.tokens import character_tokenizer, decode, encode_prompt, encode_sample, load_tokenizer
 
 
 def test_a_list_of_characters_makes_a_tokenizer_of_single_characters() -> None:
@@ -60,3 +61,34 @@ def test_a_broken_tokenizer_is_named_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{oops")
     with pytest.raises(ConfigError, match=r"^model\.path: no tokenizer could be read from"):
         load_tokenizer(ModelSection(path=str(tmp_path)))
+
+
+def sample_of(
+    response: str, *, prompt: object = "1+2=", turns: list[Message] | None = None, cut: bool = False
+) -> Sample:
+    task = Task(id="t", prompt=prompt)  # type: ignore[arg-type]
+    return Sample(task=task, response=response, turns=turns or [], finish_reason="length" if cut else "stop")
+
+
+def test_a_finished_sample_is_its_prompt_its_response_and_what_ends_it() -> None:
+    tokenizer = character_tokenizer("0123456789+=")
+    assert tokenizer.decode(encode_sample(tokenizer, sample_of("3"))) == "1+2=3<end>"
+    assert tokenizer.decode(encode_sample(tokenizer, sample_of("3", cut=True))) == "1+2=3"
+    assert encode_sample(tokenizer, sample_of("3", prompt=[5, 6])) == [5, 6, 4, 0]
+    assert encode_sample(tokenizer, sample_of("")) == [*tokenizer("1+2=")["input_ids"], 0]
+
+
+def test_a_conversation_is_encoded_turn_by_turn_as_the_policy_saw_it() -> None:
+    tokenizer = character_tokenizer("0123456789+=ua:.")
+    turns = [
+        {"role": "assistant", "content": "3"},
+        {"role": "user", "content": "4+4="},
+        {"role": "assistant", "content": "8"},
+    ]
+    assert tokenizer.decode(encode_sample(tokenizer, sample_of("8", turns=turns))) == "1+2=3<end>4+4=8<end>"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}{% if m.role == 'assistant' %}<end>{% endif %}."
+        "{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+    )
+    chat = sample_of("8", prompt=[{"role": "user", "content": "1+2="}], turns=turns, cut=True)
+    assert tokenizer.decode(encode_sample(tokenizer, chat)) == "u:1+2=.a:3<end>.u:4+4=.a:8"
