@@ -59,7 +59,7 @@ class RayConfig:
         None,
         "bytes of the object store of a Ray started here; none: as Ray sees fit",
         minimum=78_643_200,
-        maximum=2**50,
+        maximum=1_125_899_906_842_624,
     )
     plasma_directory: str | None = option(
         None, "directory of the object store of a Ray started here; none: shared memory, /dev/shm"
