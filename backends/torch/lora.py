@@ -53,7 +53,7 @@ def public_name(name: str) -> str:
         inner = f".lora_{part}.{_ADAPTER}.weight"
         if name.endswith(inner):
             return f"{PREFIX}{name.removesuffix(inner)}.{part}"
-    return name.replace(".base_layer.", ".")
+    return name.replace(".base_layer", "")  # more than once, where experts keep two matrices in one module
 
 
 def is_adapter(name: str) -> bool:
@@ -63,29 +63,43 @@ def is_adapter(name: str) -> bool:
 
 def merged(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """`weights` by public names, with each adapter added to the weight beside it and left out itself."""
-    layers = {name: module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")}
+    layers = {target: layer for _, target, layer in _layers(model)}
     for name, tensor in weights:
         if is_adapter(name):
             continue
-        layer = layers.get(name.removesuffix(".weight"))
+        layer = layers.get(name)
         yield name, tensor if layer is None else tensor.detach() + _delta(layer)
-
-
-def _delta(layer: Any) -> Tensor:
-    with torch.no_grad():
-        delta: Tensor = layer.get_delta_weight(_ADAPTER)
-    return delta
 
 
 def merge_saved(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Saved tensors by public names, with the saved adapters merged the way the model's own layers would."""
     result = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
-    for module_name, module in model.named_modules():
-        if not hasattr(module, "get_delta_weight"):
-            continue
-        layer: Any = module
-        down, up = tensors[f"{PREFIX}{module_name}.A"], tensors[f"{PREFIX}{module_name}.B"]
-        delta = (up.float() @ down.float()) * layer.scaling[_ADAPTER]
-        name = f"{module_name}.weight"
-        result[name] = result[name] + (delta.T if layer.fan_in_fan_out else delta).to(result[name])
+    for name, target, layer in _layers(model):
+        held = [layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight]
+        own = [weight.detach().clone() for weight in held]
+        _put(held, [tensors[f"{PREFIX}{name}.{part}"] for part in "AB"])
+        try:
+            result[target] = result[target] + _delta(layer).to(result[target])
+        finally:
+            _put(held, own)
     return result
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
+    """Each layer that has an adapter: its name, the public name of the weight that the adapter is for, and itself."""
+    for name, module in model.named_modules():
+        if hasattr(module, "get_delta_weight"):
+            parameter = getattr(module, "parameter_name", "weight")  # one of several in a module of experts
+            yield name, public_name(f"{name}.{parameter}"), module
+
+
+@torch.no_grad()
+def _delta(layer: Any) -> Tensor:
+    delta: Tensor = layer.get_delta_weight(_ADAPTER)
+    return delta
+
+
+@torch.no_grad()
+def _put(weights: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    for weight, value in zip(weights, values, strict=True):
+        weight.copy_(value)

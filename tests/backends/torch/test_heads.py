@@ -148,7 +148,7 @@ def test_scores_read_each_token_itself(share: bool, make_backend: Make, make_spe
 @pytest.mark.parametrize(
     ("name", "options"),
     [(name, {}) for name in ("llama", "gpt2", "gemma3_text", "qwen3_moe")]
-    + [(name, {"lora": LoRAConfig(rank=2)}) for name in ("llama", "gpt2")],
+    + [(name, {"lora": LoRAConfig(rank=2)}) for name in ("llama", "gpt2", "qwen3_moe")],
 )
 def test_a_reward_model_loads_as_sequence_classification(
     name: str, options: dict[str, Any], make_backend: Make, make_spec: Any, batch: Batch, tmp_path: Path
