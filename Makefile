@@ -111,5 +111,5 @@ $(VENV)/.demo: $(VENV)/.base
 
 $(VENV)/.dev: $(VENV)/.base
 	@echo "installing what the tests need into .venv"
-	@$(PIP) gguf -e '.[dev,lora,parquet,tasks,tensorboard,wandb]'
+	@$(PIP) gguf -e '.[dev,lora,parquet,tasks,tensorboard,wandb]' ray
 	@touch $@

@@ -88,6 +88,7 @@ class RayGroup(WorkerGroup):
         self._ranks: list[int] = list(range(len(processes)))
         self._building: list[Any] = []
         self._left: Future[Any] | None = None
+        self._has_died = False
         self.on_death: Callable[[WorkerDiedError], None] = lambda error: None
 
     @property
@@ -117,8 +118,8 @@ class RayGroup(WorkerGroup):
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """See `WorkerGroup.call`. The caller may be interrupted while it waits; the workers finish what they do."""
-        if method == "close" and self._left is not None and not self._left.done():
-            return None  # nobody waits for a call that was broken off: `shutdown` ends the process
+        if method == "close" and (self._has_died or (self._left is not None and not self._left.done())):
+            return None  # there is nobody to tell, or a call that was broken off is to end first: `shutdown` does it
         sent = self._send(method, args, kwargs)
         if not sent.shares.marker.sync:
             return sent
@@ -221,6 +222,7 @@ class RayGroup(WorkerGroup):
         return reply
 
     def _died(self, rank: int, method: str, error: Exception) -> WorkerDiedError:
+        self._has_died = True
         process = self.processes[rank]
         place = f" (process {process.pid} on {process.address})" if process.pid else ""
         log = f"; its log is {process.log}" if process.log else ""

@@ -1,0 +1,118 @@
+"""The `ray` executor passes its kit, and explains workers that die, clusters that are full and what is not there."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from rollstock import ConfigError, PluginError, RunError, WorkerSpec
+from rollstock.manager import make_manager
+from rollstock.metrics import metric_values
+from rollstock.testing import check_executor, make_batch
+from rollstock.testing.executor import spec
+
+
+def make(**options: Any) -> Any:
+    return make_manager().create("executor", {"name": "ray", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"address": "ray://host:10001"}, r"`address` 'ray://host:10001' is one of Ray's client"),
+        ({"address": "auto", "num_cpus": 2}, r"`address` joins a Ray that runs already, so `num_cpus` is that one's"),
+        ({"placement": "near"}, r"executor.placement must be one of 'pack', 'spread'"),
+        ({"object_store_memory": 1}, r"executor.object_store_memory must be at least 78643200"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**options)
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = make()
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(PluginError, match=r"'ray', which is not installed: pip install 'rollstock\[ray\]'"):
+        executor.start(WorkerSpec(role="probe", factory=dict))
+    executor.shutdown()
+
+
+def test_choosing_it_does_not_import_ray() -> None:
+    import subprocess
+
+    script = (
+        "import sys; from rollstock.manager import make_manager; "
+        "make_manager().create('executor', {'name': 'ray'}); print('ray' in sys.modules)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "False"
+
+
+@pytest.fixture(scope="module")
+def joined(cluster: Any) -> Iterator[str]:
+    """The address of a cluster that this process has joined already, as all its executors then do."""
+    import ray
+
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield cluster.address
+    ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("joined")
+def test_it_passes_the_kit() -> None:
+    assert check_executor("ray").skipped == {}
+
+
+@pytest.fixture
+def executor() -> Iterator[Any]:
+    found = make(placement="spread")
+    yield found
+    found.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("joined")
+def test_a_killed_worker_is_one_clear_error_and_the_others_go_on(executor: Any) -> None:
+    group, other = executor.start(spec()), executor.start(spec("other", count=1))
+    assert group.processes[0].pid != group.processes[1].pid
+    os.kill(group.processes[1].pid, signal.SIGKILL)
+    with pytest.raises(RunError, match=rf"^probe worker 1 \(process {group.processes[1].pid} on .*\) died during 'add'"):
+        group.call("add", 1)
+    assert metric_values(other.call("add", 1)) == {"count": 1.0, "rank": 0.0}
+    handed_on = other.submit("process")
+    os.kill(other.call("process"), signal.SIGKILL)
+    handed_on.result()
+    lost = other.submit("double", make_batch(2))
+    with pytest.raises(RunError, match="^other worker 0 "):
+        group.call("who", lost)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("joined")
+def test_results_go_from_worker_to_worker_and_roles_may_share_processes(executor: Any) -> None:
+    one = executor.start(spec("one"))
+    shared = executor.start(WorkerSpec(**{**vars(spec("shared", count=1)), "colocate_with": "one"}))
+    assert shared.call("process") == one.call("process")
+    batch = make_batch(2)
+    found = one.call("who", shared.submit("double", batch))
+    assert found["label"].startswith("{'doubled': tensor(")
+    assert torch.equal(one.call("double", batch)["doubled"], 2 * batch.flat("response"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("joined")
+def test_a_cluster_that_is_too_small_or_full_says_so(executor: Any) -> None:
+    with pytest.raises(RunError, match="3 workers of probe ask for 30 CPU, and the whole Ray cluster has 8: see roles"):
+        executor.start(WorkerSpec(role="probe", factory=dict, count=3, cpus=10))
+    with pytest.raises(RunError, match="ask for 2 GPU, and the whole Ray cluster has 0"):
+        executor.start(WorkerSpec(role="p", factory=dict, count=2, visibility_variable="CUDA_VISIBLE_DEVICES"))
+    executor.config.start_timeout_s = 1.0
+    with pytest.raises(RunError, match="no room in the Ray cluster for 1 workers of probe with 5 CPU each"):
+        executor.start(WorkerSpec(role="probe", factory=dict, cpus=5))
+    with pytest.raises(ConfigError, match="'nobody' has 0 processes, too few for 1 workers"):
+        executor.start(WorkerSpec(role="probe", factory=dict, colocate_with="nobody"))
