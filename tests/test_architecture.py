@@ -30,7 +30,9 @@ OPEN_TO_ALL = {
     "rollstock.algorithms.functional",
 }
 # Words that are a plugin's name and much else besides; elsewhere in the core they mean the other thing.
-EVERYDAY_WORDS = {"environment", "none", "torch", "local", "rule", "native", "cpu", "jsonl", "console", "topk", "model"}
+EVERYDAY_WORDS = {
+    "environment", "none", "torch", "local", "rule", "native", "cpu", "jsonl", "console", "topk", "model", "int8"
+}  # fmt: skip
 # Where a concrete plugin may be named in the core: data, in one place each.
 NAMING_PLACES = ("defaults.py", "scaffold/example.py")
 
