@@ -6,9 +6,9 @@
 The gradient is of normally distributed numbers, which is hard on those that send the largest only: real gradients have
 heavier tails, and lose less. Printed for each compressor with its default options, and a few others: bytes on the wire,
 as a count and relative to the gradient's; the error of the first round relative to the gradient's norm; the same of
-the mean of all rounds of this one gradient, in which error feedback shows; and the median time of a round to compress
-(feedback included) and to decompress. `all-gather` is how many processes it takes until the all-gather of what is
-compressed sends more than the ring all-reduce of the plain gradient.
+the mean of all rounds of this one gradient, in which error feedback shows; and the median processor time of a round to
+compress (feedback included) and to decompress. `all-gather` is how many processes it takes until the all-gather of
+what is compressed sends more than the ring all-reduce of the plain gradient.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def _measure(label: str, compressor: Compressor[Any], gradient: Tensor, rounds: 
     total = torch.zeros_like(gradient, dtype=torch.float32)
     there, back, error = [], [], 0.0
     for number in range(rounds):
-        start = time.perf_counter()
+        start = time.process_time()
         payload = compressor.compress(gradient, key="gradient")
-        middle = time.perf_counter()
+        middle = time.process_time()
         found = compressor.decompress(payload)
         there.append(middle - start)
-        back.append(time.perf_counter() - middle)
+        back.append(time.process_time() - middle)
         total += found
         error = error if number else _error(total, gradient)
     ratio = payload.num_bytes / payload.raw_bytes
