@@ -117,7 +117,8 @@ class Judged(Extension[JudgedConfig]):
     @hookimpl(wrapper=True)
     def rollstock_score(self, run, batch):
         result = yield
-        batch["scores"] = batch.scores - batch.scores.new_tensor(run.roles["judge"].call("judge", batch.lengths.tolist()))
+        costs = run.roles["judge"].call("judge", batch.lengths.tolist())
+        batch["scores"] = batch.scores - batch.scores.new_tensor(costs)
         return result
 
 

@@ -81,7 +81,9 @@ def test_a_killed_worker_is_one_clear_error_and_the_others_go_on(executor: Any) 
     group, other = executor.start(spec()), executor.start(spec("other", count=1))
     assert group.processes[0].pid != group.processes[1].pid
     os.kill(group.processes[1].pid, signal.SIGKILL)
-    with pytest.raises(RunError, match=rf"^probe worker 1 \(process {group.processes[1].pid} on .*\) died during 'add'"):
+    with pytest.raises(
+        RunError, match=rf"^probe worker 1 \(process {group.processes[1].pid} on .*\) died during 'add'"
+    ):
         group.call("add", 1)
     assert metric_values(other.call("add", 1)) == {"count": 1.0, "rank": 0.0}
     handed_on = other.submit("process")
