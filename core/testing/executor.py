@@ -145,6 +145,18 @@ def check_submission(case: ExecutorCase) -> None:
         )
 
 
+def check_future_arguments(case: ExecutorCase) -> None:
+    """A call may be given the future of another group's `submit`: the workers get what it holds."""
+    with case.running() as executor:
+        one, other = executor.start(spec("one")), executor.start(spec("other", count=1))
+        found = other.call("add", one.submit("first"))
+        expect(
+            metric_values(found)["count"] == 0,
+            f"a call with the future of 0 as its argument added {metric_values(found)['count']}",
+            mend="replace each positional argument that is a future by what it holds, before the call is split",
+        )
+
+
 def check_errors(case: ExecutorCase) -> None:
     """What a worker raises reaches the caller with its type, and a note that names role and rank; the group goes on."""
     with case.group() as group:
@@ -261,6 +273,7 @@ CHECKS = (
     check_start,
     check_dispatch,
     check_submission,
+    check_future_arguments,
     check_errors,
     check_memory,
     check_placement,

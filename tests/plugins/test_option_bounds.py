@@ -10,7 +10,7 @@ from rollstock.discovery import discover
 from rollstock.errors import ConfigError
 from rollstock.manager import make_manager
 from rollstock.options import Option, describe_options
-from rollstock.schema import RunConfig
+from rollstock.schema import RoleSection, RunConfig
 from rollstock.static import describe_statically
 
 OURS = [id for id, entry in discover().items() if entry.distribution == "rollstock"]
@@ -34,9 +34,9 @@ def test_every_number_of_a_plugin_has_an_end(id: str) -> None:
 
 
 def test_every_number_of_the_core_has_an_end() -> None:
-    options = describe_options(RunConfig)
+    options = [*describe_options(RunConfig), *describe_options(RoleSection)]
     names = {option.name for option in options}
-    assert {"train.steps", "sampling.temperature", "roles.actor.count"} <= names
+    assert {"train.steps", "sampling.temperature", "count", "devices"} <= names
     assert without_an_end(options) == []
 
 

@@ -24,6 +24,7 @@ from rollstock import (
     UserError,
 )
 from rollstock.backends.torch.backend import TorchBackend
+from rollstock.backends.torch.layout import Layout
 from rollstock.testing import ConformanceError, check_backend
 from rollstock.testing.backend import CHECKS
 
@@ -149,14 +150,18 @@ class ValueHeadForGenerators(TorchBackend):
 
 
 class SharedValuesAreFixed(TorchBackend):
-    def _outputs(self, batch: Batch, names: Sequence[str], temperature: float) -> dict[str, Tensor]:
-        found = super()._outputs(batch, names, temperature)
+    def _outputs(
+        self, batch: Batch, layout: Layout | None, names: Sequence[str], temperature: float
+    ) -> dict[str, Tensor]:
+        found = super()._outputs(batch, layout, names, temperature)
         return {n: v.detach() if n == "values" and len(found) > 1 else v for n, v in found.items()}
 
 
 class ScoresAreFixed(ValuesAreFixed):
-    def _outputs(self, batch: Batch, names: Sequence[str], temperature: float) -> dict[str, Tensor]:
-        return {n: v.detach() for n, v in super()._outputs(batch, names, temperature).items()}
+    def _outputs(
+        self, batch: Batch, layout: Layout | None, names: Sequence[str], temperature: float
+    ) -> dict[str, Tensor]:
+        return {n: v.detach() for n, v in super()._outputs(batch, layout, names, temperature).items()}
 
 
 class ScoresOneTokenEarly(TorchBackend):
@@ -164,11 +169,13 @@ class ScoresOneTokenEarly(TorchBackend):
         super().setup(model, device, trainable=trainable, total_updates=total_updates)
         self._early = self._network.head == "score"
 
-    def _outputs(self, batch: Batch, names: Sequence[str], temperature: float) -> dict[str, Tensor]:
+    def _outputs(
+        self, batch: Batch, layout: Layout | None, names: Sequence[str], temperature: float
+    ) -> dict[str, Tensor]:
         if self._early:
             self._network.head = "value"
         try:
-            return super()._outputs(batch, ["values"] if self._early else names, temperature)
+            return super()._outputs(batch, layout, ["values"] if self._early else names, temperature)
         finally:
             if self._early:
                 self._network.head = "score"

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -448,6 +449,14 @@ class SubmitsTwice(Started):
             return super().submit(method, *args, **kwargs)
 
 
+class PassesFutures(Started):
+    class group(LocalGroup):  # noqa: N801  # it is the attribute that is overridden
+        def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+            if any(isinstance(value, Future) for value in args):
+                raise TypeError(f"{method} cannot use a Future")
+            return super().call(method, *args, **kwargs)
+
+
 class ErrorsWithoutRank(Started):
     class group(LocalGroup):  # noqa: N801  # it is the attribute that is overridden
         def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -495,6 +504,7 @@ WRONG_EXECUTORS: list[tuple[type[Executor[Any]], str, str]] = [
     (RanksFromOne, "start", "rank"),
     (CallsRankZero, "dispatch", "a part of the workers"),
     (SubmitsTwice, "submission", "three submitted calls"),
+    (PassesFutures, "future_arguments", "cannot use a Future"),
     (SwallowsErrors, "errors", "does not reach the caller"),
     (ErrorsWithoutRank, "errors", "add a note"),
     (CallsAnything, "errors", "without @register"),
