@@ -172,7 +172,7 @@ class RayGroup(WorkerGroup):
         """Wait for the replies of a call and complete its future."""
         try:
             with self._blamed(sent):
-                values = [reply.value for reply in self._replies(sent.refs, method)]
+                values = [reply.result for reply in self._replies(sent.refs, method)]
                 sent.set_result(gather(values, sent.shares))
         except BaseException as error:  # whatever it is belongs to whoever waits
             sent.set_exception(error)
@@ -196,8 +196,12 @@ class RayGroup(WorkerGroup):
         pending = list(refs)
         while pending:
             ready, pending = ray.wait(pending, num_returns=len(pending), timeout=1.0)
-            for ref in ready:
-                replies[ranks[ref]] = self._reply(ref, ranks[ref], method)
+            try:
+                parcels = ray.get(ready)
+            except ray.exceptions.RayError:
+                parcels = [self._fetch(ref, ranks[ref], method) for ref in ready]
+            for ref, parcel in zip(ready, parcels, strict=True):
+                replies[ranks[ref]] = self._read(parcel, ranks[ref])
             if pending and self._ended.is_set():
                 raise RunError(f"{method!r} of {self.role} was broken off: its workers were ended")
             waited = time.monotonic() - began
@@ -207,14 +211,19 @@ class RayGroup(WorkerGroup):
                 patience *= 2
         return [replies[rank] for rank in sorted(replies)]
 
-    def _reply(self, ref: Any, rank: int, method: str) -> Reply:
+    def _fetch(self, ref: Any, rank: int, method: str) -> Any:
+        """One reply by itself. Raises RunError for what went wrong outside of the worker."""
         try:
-            reply: Reply = self._ray.get(ref).unpack()
+            return self._ray.get(ref)
         except self._ray.exceptions.RayActorError as error:
             raise self._died(rank, method, error) from error
         except self._ray.exceptions.RayError as error:
             text = " ".join(str(error).split())
             raise RunError(f"{method!r} of {self.role} worker {rank} failed in Ray: {text}") from error
+
+    def _read(self, parcel: Parcel, rank: int) -> Reply:
+        """A reply, its messages logged. Raises what the worker raised."""
+        reply: Reply = parcel.unpack()
         for name, level, text in reply.records:
             logging.getLogger(name).log(level, "%s %d: %s", self.role, rank, text)
         if reply.error is not None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollstock.plugins.executors._parcel import Parcel
+from rollstock.plugins.executors._parcel import Columns, Parcel
 
 Record = tuple[str, int, str]
 """The logger's name, the level and the text of a message."""
@@ -31,6 +31,11 @@ class Reply:
     error: BaseException | None = None
     trace: str = ""
     records: list[Record] = field(default_factory=list)
+
+    @property
+    def result(self) -> Any:
+        """The value, as the worker returned it."""
+        return self.value.lists() if isinstance(self.value, Columns) else self.value
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,8 @@ class Host:
             if marker.places and part is not None:
                 kwargs = {**kwargs, "places": list(part)}
             result = getattr(worker, method)(*take(args, part), **kwargs)
-            return self._packed(Reply(worth_sending(marker, result, answers=answers, rank=rank)))
+            sent = worth_sending(marker, result, answers=answers, rank=rank)
+            return self._packed(Reply(Columns(sent) if Columns.fit(sent) else sent))
         except (Exception, SystemExit) as error:  # whatever a plugin raises
             return self._failed(error, f"in {method!r} of {role} worker {rank}")
 
@@ -153,7 +159,7 @@ class Host:
             if reply.error is not None:
                 raise reply.error
         return tuple(
-            gather([reply.value for reply in replies[arg.start : arg.stop]], arg.shares)
+            gather([reply.result for reply in replies[arg.start : arg.stop]], arg.shares)
             if isinstance(arg, Pending)
             else arg
             for arg in args

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import importlib
 import io
-import math
 import pickle
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 SMALL = 4096
@@ -48,6 +47,41 @@ class Parcel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Parcel, (self.head, [pickle.PickleBuffer(buffer) for buffer in self.buffers])
+
+
+class Columns:
+    """Lists of tensors by name, as forward passes return them, one tensor a trajectory: joined, since each tensor in a
+    pickle has its price."""
+
+    __slots__ = ("_joined",)
+
+    def __init__(self, lists: Mapping[str, Sequence[Any]]) -> None:
+        torch: Any = importlib.import_module("torch")
+        self._joined = {
+            name: (torch.cat(list(parts)) if parts else None, [len(part) for part in parts])
+            for name, parts in lists.items()
+        }
+
+    def lists(self) -> dict[str, list[Any]]:
+        """The lists, of views."""
+        return {
+            name: [] if whole is None else list(whole.split(lengths)) for name, (whole, lengths) in self._joined.items()
+        }
+
+    @staticmethod
+    def fit(value: Any) -> bool:
+        """Whether a value is such lists: of tensors that have a first dimension, and a type and further ones alike."""
+        torch: Any = sys.modules.get("torch")
+        if torch is None or not isinstance(value, dict) or not all(isinstance(parts, list) for parts in value.values()):
+            return False
+        return all(
+            isinstance(part, torch.Tensor)
+            and part.dim() > 0
+            and part.dtype == parts[0].dtype
+            and part.shape[1:] == parts[0].shape[1:]
+            for parts in value.values()
+            for part in parts
+        )
 
 
 def _pickler_class() -> Any:
@@ -86,18 +120,14 @@ def _reduce_tensor(torch: Any, tensor: Any) -> tuple[Any, ...]:
 
 
 def _own_tensor(memory: bytes, kind: str, shape: tuple[int, ...]) -> Any:
-    return _tensor(bytearray(memory), kind, shape)
+    torch: Any = importlib.import_module("torch")
+    if not memory:
+        return torch.empty(shape, dtype=getattr(torch, kind))
+    return torch.frombuffer(bytearray(memory), dtype=getattr(torch, kind)).reshape(shape)
 
 
 def _shared_tensor(memory: Any, kind: str, shape: tuple[int, ...]) -> Any:
-    return _tensor(memory, kind, shape)
-
-
-def _tensor(memory: Any, kind: str, shape: tuple[int, ...]) -> Any:
     torch: Any = importlib.import_module("torch")
-    dtype = getattr(torch, kind)
-    if math.prod(shape) == 0:
-        return torch.empty(shape, dtype=dtype)
     with warnings.catch_warnings():  # torch says once that this memory is not to be written to, which is the contract
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        return torch.frombuffer(memory, dtype=dtype).reshape(shape)
+        return torch.frombuffer(memory, dtype=getattr(torch, kind)).reshape(shape)

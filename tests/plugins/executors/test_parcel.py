@@ -10,7 +10,7 @@ import torch
 from rollstock.testing import make_batch
 
 pytest.importorskip("ray")
-from rollstock.plugins.executors._parcel import SMALL, Parcel
+from rollstock.plugins.executors._parcel import SMALL, Columns, Parcel
 
 
 def through(value: object) -> object:
@@ -77,3 +77,21 @@ def test_a_function_that_no_module_holds_comes_along() -> None:
     found = through(lambda x: x + 1)
     assert callable(found)
     assert found(1) == 2
+
+
+def test_columns_are_joined_on_the_way_and_lists_again_behind_it() -> None:
+    lists = {"logprobs": [torch.arange(n, dtype=torch.float32) for n in (3, 0, 5)], "none": []}
+    assert Columns.fit(lists)
+    found = through(Columns(lists))
+    assert isinstance(found, Columns)
+    back = found.lists()
+    assert back["none"] == []
+    assert [part.tolist() for part in back["logprobs"]] == [part.tolist() for part in lists["logprobs"]]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"a": [torch.tensor(1.0)]}, {"a": [torch.zeros(1), torch.zeros(1, dtype=torch.int64)]}, {"a": torch.zeros(2)}, [1]],
+)
+def test_what_is_no_columns_is_left_as_it_is(value: object) -> None:
+    assert not Columns.fit(value)
