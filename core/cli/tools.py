@@ -52,5 +52,5 @@ def new(options: argparse.Namespace, output: Output) -> int:
     path = new_plugin(get_kind(options.kind).name, options.name, options.dir)
     if output.as_json:
         output.json({"path": str(path)})
-    output.line(f"wrote {path}; next: cd {path} && pip install -e . && pytest")
+    output.line(f"wrote {path}; next: cd {path} && pip install -e '.[dev]' && pytest")
     return 0
