@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rollstock.errors import UserError, suggest
 from rollstock.kinds import KINDS
+
+_DASHED_OVERRIDE = re.compile(r"--?\w+(\.\w+)+=.*", re.DOTALL)
 
 Command = Callable[[argparse.Namespace, Any], int]
 
@@ -38,6 +41,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if late and hasattr(options, "overrides"):
         options.overrides += late
         rest = [argument for argument in rest if argument.startswith("-")]
+    dashed = [argument.lstrip("-") for argument in rest if _DASHED_OVERRIDE.fullmatch(argument)]
+    if dashed and hasattr(options, "overrides"):
+        parser.error(f"a value is overridden without dashes: {dashed[0]}")
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return options

@@ -20,6 +20,8 @@ from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 from yaml.serializer import Serializer
 
+MAX_VALUES = 100_000
+
 _INT = r"[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+"
 _FLOAT = r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?"
 _SPECIAL = r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
@@ -51,6 +53,13 @@ class ConfigLoader(Reader, Scanner, Parser, Composer, SafeConstructor, _Resolver
         SafeConstructor.__init__(self)
         _Resolver.__init__(self)
 
+    def get_single_node(self) -> yaml.Node | None:
+        """The document's root. Raises YAMLError where aliases of aliases would make a huge tree of a small file."""
+        root: yaml.Node | None = super().get_single_node()
+        if root is not None and _num_values(root, {}) > MAX_VALUES:
+            raise yaml.YAMLError(f"with its aliases written out it has more than {MAX_VALUES} values")
+        return root
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """The value of a node; a text that its tag cannot be made from (`!!int x`) is an error with a place as well."""
         try:
@@ -59,6 +68,16 @@ class ConfigLoader(Reader, Scanner, Parser, Composer, SafeConstructor, _Resolver
             kind = node.tag.rpartition(":")[2]
             problem = f"the value cannot be read as {kind} ({error})"
             raise ConstructorError(None, None, problem, node.start_mark) from None
+
+
+def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values a node stands for; one that contains itself is counted once, and refused elsewhere."""
+    if id(node) not in known:
+        known[id(node)] = 1
+        items = node.value if isinstance(node, yaml.CollectionNode) else []
+        children = [child for item in items for child in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] += sum(_num_values(child, known) for child in children)
+    return known[id(node)]
 
 
 class _ConfigDumper(Emitter, Serializer, SafeRepresenter, _Resolver):

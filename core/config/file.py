@@ -37,8 +37,10 @@ def read_config_file(path: Path) -> ConfigFile:
         raise ConfigError(f"there is no config file {path}.{_similar(path)}") from None
     except IsADirectoryError:
         raise ConfigError(f"{path} is a directory, not a config file.{_similar(path / 'config.yaml')}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the config file {path} cannot be read: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the config file {path} is no text in UTF-8 (byte {error.start})") from None
+    except OSError as error:
+        raise ConfigError(f"the config file {path} cannot be read: {error.strerror}") from None
     try:
         loader = ConfigLoader(text)
         node = loader.get_single_node()

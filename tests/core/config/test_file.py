@@ -70,6 +70,14 @@ def test_what_is_wrong_with_the_file_is_one_line_with_its_place(tmp_path: Path, 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("item", ["[{}]", "{{<<: [{}]}}"])
+def test_aliases_of_aliases_that_would_fill_the_memory_are_refused(tmp_path: Path, item: str) -> None:
+    lines = ["v0: &v0 {a: 1}"]
+    lines += [f"v{n}: &v{n} {item.format(', '.join([f'*v{n - 1}'] * 9))}" for n in range(1, 10)]
+    with pytest.raises(ConfigError, match=r"demo\.yaml: not valid YAML: .* more than 100000 values"):
+        read(tmp_path, "\n".join(lines))
+
+
 def test_a_missing_file_gives_one_of_a_similar_name(tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text("a: 1")
     with pytest.raises(ConfigError, match=r"there is no config file .*tinny\.yaml\. Did you mean .*tiny\.yaml\?"):
@@ -92,5 +100,5 @@ def test_a_directory_is_no_config_file(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "demo.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"demo\.yaml is no text in UTF-8 \(byte \d+\)"):
         read_config_file(tmp_path / "demo.yaml")
