@@ -17,7 +17,7 @@ export HF_HUB_OFFLINE := 1
 export WANDB_MODE := offline
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test quick slow coverage lint format types docs wheel bench clean distclean
+.PHONY: help demo test slow coverage lint format types docs wheel bench clean distclean
 
 help: ## list what make can do
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -27,18 +27,14 @@ demo: $(VENV)/.demo ## train SmolLM2-135M to add single digits: under ten minute
 	$(BIN)/rollstock train examples/demo.yaml --overwrite
 	@$(BIN)/python examples/before_after.py runs/demo
 
-test: $(VENV)/.dev ## run all tests, the quick ones first
+test: $(VENV)/.dev ## run the tests, those apart that take over ten seconds each
 	@rm -f .coverage .coverage.*
-	@$(MAKE) --no-print-directory quick
-	@$(MAKE) --no-print-directory slow
-
-quick: $(VENV)/.dev ## run the quick tests
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" tests
 
-slow: $(VENV)/.dev ## run the tests that take over ten seconds each
+slow: $(VENV)/.dev ## run those: runs that are killed, clusters, packages that are built and installed, examples that learn
 	OMP_NUM_THREADS=1 $(PYTEST) -m slow --dist worksteal tests
 
-coverage: $(VENV)/.dev ## say which lines of core/ the last `make test COVERAGE=yes` left out; fails under 90%
+coverage: $(VENV)/.dev ## say which lines of core/ were left out since `make test COVERAGE=yes`; fails under 90%
 	$(BIN)/python -m coverage combine -q
 	$(BIN)/python -m coverage report
 

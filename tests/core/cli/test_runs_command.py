@@ -42,6 +42,7 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_run_from_the_dry_run_to_the_report(folder: Path, capsys) -> None:
     assert main(["train", "demo.yaml", "--dry-run"]) == 0
     assert "no step was taken" in capsys.readouterr().out

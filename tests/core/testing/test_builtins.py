@@ -143,7 +143,13 @@ SPECIAL: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("plugin", ENTRIES)
+SLOW = {"executor:ray", "extension:kl_in_reward", "extension:rollout_correction"}
+"""Those whose check takes over ten seconds."""
+
+
+@pytest.mark.parametrize(
+    "plugin", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ENTRIES]
+)
 def test_a_built_in_plugin_keeps_the_promises_of_its_kind(plugin: str, tmp_path: Path) -> None:
     kind, _, name = plugin.partition(":")
     missing = [package for package in needs(name) if not is_there(package)]
