@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -125,10 +126,20 @@ def check_dispatch(case: ExecutorCase) -> None:
             "a scattered batch comes back in another order",
             mend=mend,
         )
+        ranks = group.call("ranks")
+        expect(ranks == list(range(NUM_WORKERS)), f"an all-gather of {NUM_WORKERS} ranks gives {ranks}", mend=mend)
+    with case.group(4) as group:
+        tags = group.call("tag", ["a", "b", "c", "d"])
+        expect(
+            tags == ["a0.0", "b1.0", "c2.2", "d3.2"],
+            f"4 workers in 2 data-parallel groups answer {tags}",
+            mend="give `split_call` the `data_parallel_rank` of each worker, and the worker `shares.keywords(rank)`",
+        )
 
 
 def check_submission(case: ExecutorCase) -> None:
-    """`submit` returns a future of what `call` returns, exceptions included."""
+    """`submit` returns a future of what `call` returns, exceptions included; so does `call` where the marker says
+    `sync=False`."""
     with case.group() as group:
         futures = [group.submit("add", 1) for _ in range(3)]
         counts = sorted(metric_values(future.result(timeout=60))["count"] for future in futures)
@@ -136,6 +147,12 @@ def check_submission(case: ExecutorCase) -> None:
             counts == [NUM_WORKERS * k for k in (1, 2, 3)],
             f"three submitted calls that add 1 give the counts {counts}",
             mend="run the calls of one group one after the other",
+        )
+        later = group.call("later")
+        expect(
+            isinstance(later, Future) and later.result(timeout=60) == "later",
+            f"a call of a method that is marked sync=False gives {later!r}",
+            mend="return the future of `submit` where the marker says `sync=False`",
         )
         error = group.submit("fail", 0).exception(timeout=60)
         expect(

@@ -25,6 +25,7 @@ class Probe:
         if refuse:
             raise ProbeError(f"{label} cannot be built")
         self.label, self.rank, self.world_size = label, rank, world_size
+        self.data_parallel_rank = rank // 2
         self.count = 0
 
     @register()
@@ -42,6 +43,21 @@ class Probe:
         """Add to a count that the worker keeps; metrics of every worker."""
         self.count += number
         return {"count": Metric(self.count, 1.0, "sum"), "rank": Metric(self.rank, 1.0, "max")}
+
+    @register(dispatch="all_gather")
+    def ranks(self) -> int:
+        """The rank of each."""
+        return self.rank
+
+    @register(dispatch="data_parallel", places=True)
+    def tag(self, items: Sequence[str], places: Sequence[int] | None = None) -> list[str]:
+        """Each item with its place in the whole, and who answers: the first of each two workers, which get the same."""
+        return [f"{item}{place}.{self.rank}" for item, place in zip(items, places or [], strict=True)]
+
+    @register(sync=False)
+    def later(self) -> str:
+        """What nobody waits for."""
+        return "later"
 
     @register(dispatch="rank_zero")
     def first(self) -> int:
