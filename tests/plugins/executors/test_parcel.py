@@ -91,7 +91,12 @@ def test_columns_are_joined_on_the_way_and_lists_again_behind_it() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [{"a": [torch.tensor(1.0)]}, {"a": [torch.zeros(1), torch.zeros(1, dtype=torch.int64)]}, {"a": torch.zeros(2)}, [1]],
+    [
+        {"a": [torch.tensor(1.0)]},
+        {"a": [torch.zeros(1), torch.zeros(1, dtype=torch.int64)]},
+        {"a": torch.zeros(2)},
+        [1],
+    ],
 )
 def test_what_is_no_columns_is_left_as_it_is(value: object) -> None:
     assert not Columns.fit(value)

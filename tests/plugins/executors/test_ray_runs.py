@@ -138,16 +138,21 @@ def test_ctrl_c_ends_everything_and_until_then_ray_listens_to_this_machine_alone
     run = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    assert run.stdout is not None
-    assert any("step 2/" in line for line in iter(run.stdout.readline, ""))  # stops there
-    everyone = descendants(run.pid)
-    assert sum(command.startswith("ray::Host") for command in everyone.values()) == 2
-    assert listening({run.pid, *everyone}) <= {"0100007F", "0000000000000000FFFF00000100007F"}
-    os.killpg(run.pid, signal.SIGINT)
-    output, errors = run.communicate(timeout=120)
-    assert run.returncode == 1
-    assert errors == ""
-    assert "SIGINT: the newest checkpoint is of step" in output
+    try:
+        assert run.stdout is not None
+        assert any("step 2/" in line for line in iter(run.stdout.readline, ""))  # stops there
+        everyone = descendants(run.pid)
+        assert sum(command.startswith("ray::Host") for command in everyone.values()) == 2
+        assert listening({run.pid, *everyone}) <= {"0100007F", "0000000000000000FFFF00000100007F"}
+        os.killpg(run.pid, signal.SIGINT)
+        output, errors = run.communicate(timeout=120)
+        assert run.returncode == 1
+        assert errors == ""
+        assert "SIGINT: the newest checkpoint is of step" in output
+    finally:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
     deadline = time.monotonic() + 30
     while any(Path(f"/proc/{pid}/exe").exists() for pid in everyone) and time.monotonic() < deadline:
         time.sleep(0.1)
