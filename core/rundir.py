@@ -162,7 +162,7 @@ class RunDirectory:
             raise OccupiedError(f"the run directory {self.path} is a file; choose another with run.directory=DIR")
 
     def _refuse(self, occupants: list[str], *, overwrite: bool) -> None:
-        if not self.is_run():
+        if not (self.is_run() and self.manifest.is_file()):  # many projects have a config.yaml
             shown = ", ".join(occupants[:3]) + (", ..." if len(occupants) > 3 else "")
             raise OccupiedError(
                 f"the directory {self.path} is not empty ({shown}) and holds no run, so it is left alone. "

@@ -39,6 +39,9 @@ def train(options: argparse.Namespace, output: Output) -> int:
 def resume(options: argparse.Namespace, output: Output) -> int:
     """Go on with a run."""
     prepare_environment()
+    from rollstock.rundir import RunDirectory
+
+    RunDirectory.open(options.run)  # what is no run is refused before torch is imported, which takes seconds
     from rollstock.launch import resume as launch
 
     with output.others():
@@ -49,6 +52,9 @@ def resume(options: argparse.Namespace, output: Output) -> int:
 def evaluate(options: argparse.Namespace, output: Output) -> int:
     """Evaluate a run's checkpoint."""
     prepare_environment()
+    from rollstock.rundir import RunDirectory
+
+    RunDirectory.open(options.run)  # what is no run is refused before torch is imported, which takes seconds
     from rollstock.launch import evaluate as launch
 
     with output.others():

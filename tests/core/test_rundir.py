@@ -17,6 +17,7 @@ from rollstock.secrets import MASK
 def finished_run(path: Path, *, checkpoint: bool = True) -> RunDirectory:
     run = RunDirectory.create(path)
     run.config.write_text("run: {}\n")
+    run.manifest.write_text("{}")
     run.metrics.write_text('{"step": 1}\n')
     if checkpoint:
         (run.checkpoints / "step-000010").mkdir()
@@ -53,6 +54,16 @@ def test_a_directory_that_is_no_run_is_never_touched(tmp_path: Path, overwrite: 
     with pytest.raises(OccupiedError, match=r"thesis\.tex"):
         RunDirectory.create(tmp_path, overwrite=overwrite)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_another_projects_directory_with_a_config_is_never_touched(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("title: My site\n")
+    (tmp_path / "logs").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    for overwrite in (False, True):
+        with pytest.raises(OccupiedError, match=r"config\.yaml, logs\) and holds no run, so it is left alone"):
+            RunDirectory.create(tmp_path, overwrite=overwrite)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_overwrite_removes_the_old_run_aloud_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -88,8 +88,22 @@ def test_the_run_directory_has_every_option_of_every_plugin(folder: Path) -> Non
 def test_a_run_that_was_interrupted_is_not_done(folder: Path, capsys, monkeypatch, status: str, code: int) -> None:
     outcome = launch.Outcome(status=status, directory=Path("runs/x"), step=3, message="go on with: rollstock resume")
     monkeypatch.setattr(launch, "resume", lambda path, step: outcome)
+    Path("runs/x").mkdir(parents=True)
+    Path("runs/x/config.yaml").touch()
     assert main(["resume", "runs/x"]) == code
     assert "go on with: rollstock resume" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["resume", "eval"])
+def test_what_is_no_run_is_refused_without_waiting_for_torch(folder: Path, command: str) -> None:
+    script = f"import sys\nfrom rollstock.cli import main\ncode = main([{command!r}, 'nowhere'])\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script + "print(code, 'torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "2 False\n"
 
 
 def test_the_doctor_looks_at_a_config(folder: Path, capsys) -> None:
