@@ -18,7 +18,8 @@ from rollstock.discovery import PluginEntry
 from rollstock.extras import extra_for, extras_of
 from rollstock.kinds import KINDS
 from rollstock.options import REQUIRED, Option
-from rollstock.sources import find_module, literal, parse, read_source
+from rollstock.plugin import API_CONSTANT
+from rollstock.sources import constant, find_module, literal, parse, read_source
 
 _IMPORTERS = frozenset({"import_optional", "import_module", "find_spec"})
 
@@ -75,6 +76,13 @@ def missing_extras(entry: PluginEntry) -> list[str]:
         if extra is not None and importlib.util.find_spec(module.partition(".")[0]) is None:
             missing.add(extra)
     return sorted(missing)
+
+
+def stated_api(entry: PluginEntry) -> object:
+    """The plugin API that a plugin's module states; None if it states none, or not as a literal."""
+    if API_CONSTANT not in (read_source(entry.module) or ""):
+        return None  # spares the parsing
+    return constant(entry.module, API_CONSTANT)
 
 
 def _imported(module: str) -> Iterator[str]:

@@ -14,7 +14,8 @@ from rollstock.discovery import Catalogue, PluginEntry, discover
 from rollstock.errors import PluginError, UserError
 from rollstock.kinds import KINDS
 from rollstock.options import Option
-from rollstock.static import describe_statically, docstring, missing_extras
+from rollstock.plugin import PLUGIN_API
+from rollstock.static import describe_statically, docstring, missing_extras, stated_api
 
 
 def plugins(options: argparse.Namespace, output: Output) -> int:
@@ -62,6 +63,7 @@ def _facts(entry: PluginEntry, rules: dict[str, str]) -> dict[str, Any]:
         "summary": entry.summary,
         "missing": missing_extras(entry),
         "blocked_by": blocked_by(rules, entry.kind, entry.name),
+        "api": stated_api(entry),
     }
 
 
@@ -70,6 +72,9 @@ def _status(entry: PluginEntry, rules: dict[str, str]) -> str:
     blocker = blocked_by(rules, entry.kind, entry.name)
     if blocker:
         return f"(blocked by {blocker}) {entry.summary}"
+    api = stated_api(entry)
+    if api not in (None, PLUGIN_API):
+        return f"(written for plugin API {api}, and this is {PLUGIN_API}) {entry.summary}"
     missing = missing_extras(entry)
     return f"(needs: pip install '{missing[0]}') {entry.summary}" if missing else ""
 

@@ -18,7 +18,7 @@ def examine_plugins(manager: PluginManager | None = None) -> Iterator[Finding]:
     for id, reason in manager.catalogue.conflicts.items():
         yield Finding("error", f"plugin {id}", reason, "uninstall one of the two distributions")
     rules = block_rules()
-    working = 0
+    working: list[str] = []
     for entry in manager.catalogue.values():
         blocker = blocked_by(rules, entry.kind, entry.name)
         if blocker is not None:
@@ -34,9 +34,8 @@ def examine_plugins(manager: PluginManager | None = None) -> Iterator[Finding]:
             advice = f"mend or uninstall {entry.distribution}; a run that does not name it goes on without it"
             yield Finding("warning", f"plugin {entry.id}", failure, advice)
         else:
-            working += 1
-    distributions = sorted({entry.distribution for entry in manager.catalogue.values()})
-    yield Finding("ok", "plugins", f"{working} work, from {', '.join(distributions) or 'nowhere'}")
+            working.append(entry.distribution)
+    yield Finding("ok", "plugins", f"{len(working)} work, from {', '.join(sorted(set(working))) or 'nowhere'}")
     yield from _chips(manager)
 
 

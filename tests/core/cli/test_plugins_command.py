@@ -46,7 +46,19 @@ def test_the_list_of_a_kind_has_only_that_kind(acme, capsys) -> None:
         "summary": "Charts",
         "missing": ["acme-rl[charts]"],
         "blocked_by": None,
+        "api": None,
     }
+
+
+def test_a_plugin_for_another_api_is_listed_and_shown_as_such(site, capsys) -> None:
+    site.install("old-rl", {"tracker:old": "old"}, {"old": '"""Old."""\nROLLSTOCK_PLUGIN_API = 0\n1 / 0\n'})
+    assert main(["plugins", "tracker"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert lines["tracker:old"].endswith("(written for plugin API 0, and this is 1) Old")
+    assert main(["plugins", "show", "tracker:old"]) == 0
+    assert "(written for plugin API 0, and this is 1) Old\n" in capsys.readouterr().out
+    assert main(["plugins", "show", "tracker:old", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["api"] == 0
 
 
 def test_a_kind_without_plugins_says_so(capsys) -> None:

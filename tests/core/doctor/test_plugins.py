@@ -22,6 +22,7 @@ def test_a_broken_plugin_is_a_warning_with_the_reason(site) -> None:
     assert finding.severity == "warning"
     assert "half a file" in finding.message
     assert "broken-things" in finding.advice
+    assert "broken-things" not in found()["plugins"].message
 
 
 def test_a_plugin_that_needs_an_extra_says_which(site) -> None:
