@@ -52,10 +52,15 @@ def test_every_environment_holds_tasks_out(name: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_the_tiny_example_learns_by_changing_one_name(algorithm: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("algorithm", "steps"), [("grpo", 120), ("ppo", 200)])  # no more than it takes to see it
+def test_the_tiny_example_learns_by_changing_one_name(algorithm: str, steps: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rollstock", "train", "examples/tiny.yaml", f"algorithm.name={algorithm}"]
-    subprocess.run([*command, f"run.directory={tmp_path / 'run'}"], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(
+        [*command, f"train.steps={steps}", f"run.directory={tmp_path / 'run'}"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     rewards = [row["metrics"]["reward/mean"] for row in rows if "metrics" in row]
     solved = [row["evaluation"]["eval/greedy/solved"] for row in rows if "evaluation" in row]
@@ -117,9 +122,8 @@ def test_a_missing_model_package_is_one_clear_message(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("router", ["topk", "gumbel"])
-def test_the_example_with_experts_learns_under_each_router(router: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rollstock", "train", "examples/moe.yaml", f"router={{name: {router}}}"]
+def test_the_example_with_experts_learns_under_its_router(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rollstock", "train", "examples/moe.yaml"]
     subprocess.run([*command, f"run.directory={tmp_path / 'run'}"], cwd=ROOT, check=True, capture_output=True)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     rewards = [row["metrics"]["reward/mean"] for row in rows if "metrics" in row]
