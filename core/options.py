@@ -48,6 +48,13 @@ class Option:
         return self.default is REQUIRED
 
     @property
+    def shown_default(self) -> str:
+        """The default as a config spells it; `required` where there is none."""
+        if self.required or self.default is None:
+            return "required" if self.required else "none"
+        return str(self.default).lower() if isinstance(self.default, bool) else repr(self.default)
+
+    @property
     def bounds(self) -> str:
         """What its value must keep to besides its type, in words: `at least 1, at most 9`; empty if nothing."""
         limits = [

@@ -27,7 +27,7 @@ from rollstock.cli.parser import command_names
 from rollstock.defaults import DEFAULT_PLUGINS
 from rollstock.discovery import PluginEntry, discover
 from rollstock.kinds import KINDS
-from rollstock.options import REQUIRED, Option, describe_options, field_types
+from rollstock.options import Option, describe_options, field_types
 from rollstock.schema import CORE_ROLES, RoleSection, RunConfig
 from rollstock.static import describe_statically, docstring
 
@@ -164,23 +164,10 @@ def _built_in() -> list[PluginEntry]:
 def _table(described: Iterable[Option]) -> str:
     rows = []
     for option in described:
-        default = "required" if option.default is REQUIRED else f"`{_shown(option.default)}`"
-        rows.append((f"`{option.name}`", f"`{option.type}`", default, f"{option.help}{_bounds(option)}"))
+        default = option.shown_default if option.required else f"`{option.shown_default}`"
+        bounds = f" ({option.bounds})" if option.bounds else ""
+        rows.append((f"`{option.name}`", f"`{option.type}`", default, f"{option.help}{bounds}"))
     return _rows(("option", "type", "default", "meaning"), rows)
-
-
-def _shown(default: object) -> str:
-    """A default as a config spells it."""
-    if default is None:
-        return "none"
-    return str(default).lower() if isinstance(default, bool) else repr(default)
-
-
-def _bounds(option: Option) -> str:
-    limits = [f"at least {option.minimum:g}"] if option.minimum is not None else []
-    limits += [f"at most {option.maximum:g}"] if option.maximum is not None else []
-    limits += [f"one of {', '.join(map(str, option.choices))}"] if option.choices else []
-    return f" ({', '.join(limits)})" if limits else ""
 
 
 def _rows(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

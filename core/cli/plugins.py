@@ -98,7 +98,7 @@ def _show(query: str, output: Output) -> int:
     else:
         output.line("Options:")
         for option in described:
-            default = " (required)" if option.required else f" = {_shown(option.default)}"
+            default = " (required)" if option.required else f" = {option.shown_default}"
             output.line(f"  {option.name}: {option.type}{default}")
             output.line(f"      {option.help}{f' ({option.bounds})' if option.bounds else ''}")
     kind = KINDS[entry.kind]
@@ -120,10 +120,6 @@ def _one(catalogue: Catalogue, query: str) -> PluginEntry:
 def _option_facts(option: Option) -> dict[str, Any]:
     facts = {key: value for key, value in vars(option).items() if value is not None or key == "default"}
     return {**facts, "default": None if option.required else option.default, "required": option.required}
-
-
-def _shown(default: Any) -> str:
-    return "none" if default is None else str(default).lower() if isinstance(default, bool) else repr(default)
 
 
 def _check(query: str | None, output: Output) -> int:
