@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from rollstock.errors import RunError, UserError
-from rollstock.folders import folder_for
+from rollstock.folders import folder_for, path_error
 from rollstock.model_card import model_card
 from rollstock.report.reading import read_run
 from rollstock.restart import ROUTER_STATE
@@ -70,7 +70,8 @@ def export(
                 to.rmdir()  # it is empty: that was checked
             temporary.rename(to)
     except OSError as error:
-        raise RunError(f"the export to {to} failed, and nothing of it is left: {error}") from error
+        message = f"the export to {to} failed, and nothing of it is left"
+        raise path_error(error, message, "choose another --to") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return to

@@ -1,13 +1,38 @@
-"""Folders that are made for something, and unmade when nothing comes of it.
+"""Folders that are made for something, and unmade when nothing comes of it; and paths that the system refuses.
 
-For whatever writes where the user says: a command that fails leaves nothing that was not there before.
+For whatever writes where the user says: a command that fails leaves nothing that was not there before, and says
+whether another path or a tidier disk is the cure.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from rollstock.errors import RollstockError, RunError, UserError
+
+REFUSED = frozenset(
+    {errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP}
+    | {errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY}
+)
+"""Error numbers with which the system refuses a path, so that another one is the cure."""
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Error numbers of a disk that is full, or whose share for this user is."""
+
+
+def path_error(error: OSError, message: str, advice: str) -> RollstockError:
+    """What to raise for a path that could not be used: a UserError with `advice` if the path is refused, else a
+    RunError, since the path is sound. Notes of `error` are kept.
+    """
+    reason = error.strerror or str(error)
+    refused = error.errno in REFUSED
+    told = UserError(f"{message}: {reason}; {advice}") if refused else RunError(f"{message}: {reason}")
+    for note in getattr(error, "__notes__", ()):
+        told.add_note(note)
+    return told
 
 
 def make_folder(path: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rollstock.defaults import TRACKER_FOLDERS
 from rollstock.errors import UserError
-from rollstock.folders import make_folder, remove_empty
+from rollstock.folders import make_folder, path_error, remove_empty
 from rollstock.lockfile import LockFile
 from rollstock.secrets import MaskingFilter
 
@@ -27,6 +27,7 @@ _OWN_NAMES = (
     *("rollouts", "checkpoints", "model", "logs", "profile"),
     *TRACKER_FOLDERS,
 )
+_ELSEWHERE = "choose another with run.directory=DIR, or give this process the right to write there"
 _open_handlers: set[logging.Handler] = set()
 _STEP_FILE = re.compile(r"step-(\d+)")
 
@@ -79,11 +80,14 @@ class RunDirectory:
             raise OccupiedError(f"the run directory {run.path} is a file; choose another with run.directory=DIR")
         try:
             run._made = make_folder(run.path)
-            run._made_lock = not run._lock.path.exists()
-            run.lock()
         except OSError as error:
+            raise path_error(error, f"the run directory {run.path} cannot be made", _ELSEWHERE) from error
+        run._made_lock = not run._lock.path.exists()
+        try:
+            run.lock()
+        except BaseException:
             run._tidy()
-            raise UserError(f"the run directory {run.path} cannot be made: {error.strerror}") from error
+            raise
         try:
             occupants = run.occupants()
             if occupants:
@@ -123,8 +127,12 @@ class RunDirectory:
         return sorted(path.name for path in self.path.iterdir() if path.name != ".lock")
 
     def lock(self) -> None:
-        """Keep other processes out until `unlock` or the end of this process; raises `LockedError`."""
-        self._lock.acquire()
+        """Keep other processes out until `unlock` or the end of this process; raises `LockedError`, or the error of a
+        place that cannot be written."""
+        try:
+            self._lock.acquire()
+        except OSError as error:
+            raise path_error(error, f"the run directory {self.path} cannot be written", _ELSEWHERE) from error
 
     @contextmanager
     def locked(self) -> Iterator[RunDirectory]:

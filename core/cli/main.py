@@ -15,13 +15,10 @@ from rollstock.cli.output import Output
 from rollstock.cli.parser import parse
 from rollstock.cli.streams import guarded_streams
 from rollstock.errors import RollstockError, RunError, UserError
+from rollstock.folders import NO_ROOM, REFUSED, path_error
 
 INTERRUPTED = 1
-_UNUSABLE_PATH = {
-    *(errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP),
-    *(errno.EACCES, errno.EPERM, errno.EROFS),
-}
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+_OF_PATHS = (REFUSED - {errno.ENOENT}) | NO_ROOM  # what is missing may be a bug's: then the traceback is wanted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,8 +52,9 @@ def _run(given: Sequence[str], output: Output) -> int:
         output.error("interrupted", "Interrupted")
         return INTERRUPTED
     except Exception as error:
-        if isinstance(error, OSError) and error.filename is not None and error.errno in (_UNUSABLE_PATH | _NO_ROOM):
-            return _fail(output, _about_path(error), debug)
+        if isinstance(error, OSError) and error.filename is not None and error.errno in _OF_PATHS:
+            told = path_error(error, f"the path {str(error.filename)!r} cannot be used", "choose another")
+            return _fail(output, told, debug)
         traceback.print_exc()  # a bug, or a plugin's: here the traceback is the message
         output.error(f"{type(error).__name__}: {error}", type(error).__name__, notes=getattr(error, "__notes__", ()))
         return RunError.exit_code
@@ -73,17 +71,6 @@ def _call(options: argparse.Namespace, output: Output) -> int:
             failure.add_note(note)
         raise failure from error
     return code
-
-
-def _about_path(error: OSError) -> RollstockError:
-    """A path that the system refuses, or has no room for, in words; whatever was noted beneath it is kept."""
-    if error.errno in _NO_ROOM:
-        told: RollstockError = RunError(f"the path {str(error.filename)!r} cannot be written: {error.strerror}")
-    else:
-        told = UserError(f"the path {str(error.filename)!r} cannot be used: {error.strerror}; choose another")
-    for note in getattr(error, "__notes__", ()):
-        told.add_note(note)
-    return told
 
 
 def _fail(output: Output, error: RollstockError, debug: bool) -> int:

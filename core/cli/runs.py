@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollstock.cli.output import Output
@@ -38,10 +39,8 @@ def train(options: argparse.Namespace, output: Output) -> int:
 
 def resume(options: argparse.Namespace, output: Output) -> int:
     """Go on with a run."""
+    _expect_run(options.run)
     prepare_environment()
-    from rollstock.rundir import RunDirectory
-
-    RunDirectory.open(options.run)  # what is no run is refused before torch is imported, which takes seconds
     from rollstock.launch import resume as launch
 
     with output.others():
@@ -51,10 +50,8 @@ def resume(options: argparse.Namespace, output: Output) -> int:
 
 def evaluate(options: argparse.Namespace, output: Output) -> int:
     """Evaluate a run's checkpoint."""
+    _expect_run(options.run)
     prepare_environment()
-    from rollstock.rundir import RunDirectory
-
-    RunDirectory.open(options.run)  # what is no run is refused before torch is imported, which takes seconds
     from rollstock.launch import evaluate as launch
 
     with output.others():
@@ -76,6 +73,13 @@ def export(options: argparse.Namespace, output: Output) -> int:
         output.json({"path": str(path)})
     output.line(f"wrote {path}; load it with transformers.{auto_class(path)}.from_pretrained({str(path)!r})")
     return 0
+
+
+def _expect_run(path: Path) -> None:
+    """Refuse what is no run before torch is imported, which takes seconds."""
+    from rollstock.rundir import RunDirectory
+
+    RunDirectory.open(path)
 
 
 def prepare_environment() -> None:

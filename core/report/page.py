@@ -7,6 +7,7 @@ escaped, and the page's security policy allows no script but its own (by hash) a
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import html
 import json
@@ -19,7 +20,7 @@ from typing import Any
 import yaml
 
 from rollstock.errors import UserError
-from rollstock.folders import folder_for
+from rollstock.folders import folder_for, path_error
 from rollstock.report.health import build_health
 from rollstock.report.reading import RunFiles, finite, read_run
 from rollstock.report.samples import build_samples
@@ -31,7 +32,7 @@ from rollstock.units import format_bytes, format_count, format_seconds
 def write_report(run_dir: Path, out: Path | None = None) -> Path:
     """Write the page of the run in `run_dir` to `out` (by default `report.html` inside it) and return where it is.
 
-    Raises `UserError` if the directory holds no run, or `out` is a directory.
+    Raises `UserError` if the directory holds no run, or the file cannot be written.
     """
     run = read_run(run_dir)
     target = out or run.directory.report
@@ -39,13 +40,14 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
         raise UserError(f"{target} is a directory: name the file to write, such as {target / 'report.html'}")
     page = build_report(run)
     temporary = target.with_name(f".{target.name}.tmp")
-    with folder_for(target.parent):
-        try:
+    try:
+        with folder_for(target.parent):
             temporary.write_text(page, encoding="utf-8")
             temporary.replace(target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise path_error(error, f"the report cannot be written to {target}", "choose another --out FILE") from error
     return target
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from rollstock.defaults import DEFAULT_PLUGINS
 from rollstock.discovery import discover
 from rollstock.errors import PluginError, UserError
-from rollstock.folders import folder_for
+from rollstock.folders import folder_for, path_error
 from rollstock.kinds import Kind, get_kind
 from rollstock.scaffold.example import example_config
 from rollstock.sources import find_module
@@ -43,7 +43,9 @@ def new_plugin(kind: str, name: str, directory: Path | str = ".") -> Path:
             _write(made, found, values)
             made.rename(target)
     except OSError as error:
-        raise UserError(f"the package cannot be written to {target}: {error.strerror or error}") from error
+        raise path_error(
+            error, f"the package cannot be written to {target}", "choose another place with --dir"
+        ) from error
     return target
 
 

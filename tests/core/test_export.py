@@ -141,6 +141,12 @@ def test_nothing_is_overwritten(run: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before
 
 
+def test_a_place_that_cannot_be_written_is_the_users_to_change(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match=r"nothing of it is left: .*; choose another --to"):
+        export(run, tmp_path / "file" / "out")
+
+
 @pytest.mark.parametrize(
     ("damage", "error", "message"),
     [

@@ -1,10 +1,13 @@
 """Folders made for something are unmade when nothing comes of it."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from rollstock.folders import folder_for, make_folder, remove_empty
+from rollstock.errors import RunError, UserError
+from rollstock.folders import folder_for, make_folder, path_error, remove_empty
 
 
 def test_what_was_made_is_told_and_can_be_removed_again(tmp_path: Path) -> None:
@@ -35,3 +38,19 @@ def test_a_failure_inside_takes_the_folder_with_it_unless_it_was_there(tmp_path:
     with folder_for(tmp_path / "new"):
         pass
     assert (tmp_path / "new").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "said"),
+    [
+        (errno.EROFS, UserError, "x cannot be written: Read-only file system; choose another"),
+        (errno.ENOENT, UserError, "x cannot be written: No such file or directory; choose another"),
+        (errno.ENOSPC, RunError, "x cannot be written: No space left on device"),
+        (errno.EIO, RunError, "x cannot be written: Input/output error"),
+    ],
+)
+def test_another_path_is_advised_where_it_is_the_cure(number: int, kind: type[Exception], said: str) -> None:
+    error = OSError(number, os.strerror(number))
+    error.add_note("while it was tried")
+    told = path_error(error, "x cannot be written", "choose another")
+    assert (type(told), str(told), told.__notes__) == (kind, said, ["while it was tried"])

@@ -80,7 +80,8 @@ def test_types_are_named_as_people_write_them(hint: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("default", "shown"), [(REQUIRED, "required"), (None, "none"), (True, "true"), (0.5, "0.5"), ("a", "'a'"), ([], "[]")]
+    ("default", "shown"),
+    [(REQUIRED, "required"), (None, "none"), (True, "true"), (0.5, "0.5"), ("a", "'a'"), ([], "[]")],
 )
 def test_a_default_is_shown_as_a_config_spells_it(default: Any, shown: str) -> None:
     assert Option(name="x", type="any", default=default, help="x").shown_default == shown

@@ -139,6 +139,13 @@ def test_a_file_in_the_way_and_a_forbidden_place_are_clear_errors(tmp_path: Path
         RunDirectory.create(tmp_path / "a" / "b")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="uses folders of the kernel, where nobody may write, root included")
+@pytest.mark.parametrize(("place", "done"), [("/proc/rollstock", "made"), ("/sys/kernel", "written")])
+def test_a_place_where_nobody_may_write_is_the_users_to_change(place: str, done: str) -> None:
+    with pytest.raises(UserError, match=rf"{place} cannot be {done}: .*; choose another with run\.directory=DIR"):
+        RunDirectory.reserve(Path(place))
+
+
 def test_opening_what_is_no_run_names_runs_near_it(tmp_path: Path) -> None:
     finished_run(tmp_path / "first")
     assert RunDirectory.open(tmp_path / "first").is_run()

@@ -79,8 +79,12 @@ def test_a_page_that_cannot_be_written_leaves_nothing(write_run: Callable[..., P
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match=r"is a directory: name the file to write, such as .*report\.html"):
         write_report(run, tmp_path)
-    with pytest.raises(OSError, match="long"):
-        write_report(run, tmp_path / "new" / ("long" * 100))
+    with pytest.raises(UserError, match=r"cannot be written to .*: File name too long; choose another --out FILE"):
+        write_report(run, tmp_path / "new" / ("long" * 100) / "report.html")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written to"):
+        write_report(run, tmp_path / "file" / "report.html")
+    (tmp_path / "file").unlink()
     assert sorted(tmp_path.rglob("*")) == before
 
 
