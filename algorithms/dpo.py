@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollstock import Algorithm, Batch, Loss, MicroBatch, hookimpl, option
-from rollstock.algorithms.preference import PreferenceKind, preference_loss, preferred_pairs
+from rollstock import Loss, MicroBatch, hookimpl, option
+from rollstock.algorithms.preference import PairAlgorithm, PreferenceKind, preference_loss, preferred_pairs
 
 
 @dataclass(kw_only=True)
@@ -49,25 +49,14 @@ class DPOConfig:
             raise ValueError("margin does nothing with kind: ipo, whose target is 1 / (2 beta); set it to 0")
 
 
-class DPO(Algorithm[DPOConfig]):
+class DPO(PairAlgorithm[DPOConfig]):
     """A classification of pairs by the policy's own log-probs; nothing is sampled and nothing is scored."""
 
     needs = frozenset({"ref_logprobs"})
-    offline = True
-    whole_groups = True
 
     def needed_columns(self) -> Set[str]:
         """The reference model's log-probs, unless the comparison does without."""
         return frozenset() if self.config.reference_free else self.needs
-
-    @property
-    def samples_per_prompt(self) -> int:
-        """Two: the chosen response and the rejected one."""
-        return 2
-
-    def advantages(self, batch: Batch) -> Tensor:
-        """`[B, T]`: which way each response is pushed, 1 for the chosen and -1 for the rejected; for the files only."""
-        return (2 * batch.scores - 1)[:, None] * batch.mask
 
     def loss(self, micro: MicroBatch) -> Loss:
         """The mean loss of the pairs, found by their scores, with the term for the chosen responses."""

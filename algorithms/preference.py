@@ -7,15 +7,33 @@ For the algorithms of this folder that learn from preferences, and for those of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rollstock import Metric, Metrics
+from rollstock import Algorithm, Batch, Metric, Metrics
 
+C = TypeVar("C")  # the dataclass of an algorithm's options
 PreferenceKind: TypeAlias = Literal["sigmoid", "ipo", "hinge", "robust"]
+
+
+class PairAlgorithm(Algorithm[C]):
+    """An algorithm that learns from pairs in the data; nothing is sampled and nothing is scored. The loss is the
+    subclass's."""
+
+    offline = True
+    whole_groups = True
+
+    @property
+    def samples_per_prompt(self) -> int:
+        """Two: the chosen response and the rejected one."""
+        return 2
+
+    def advantages(self, batch: Batch) -> Tensor:
+        """`[B, T]`: which way each response is pushed, 1 for the chosen and -1 for the rejected; for the files only."""
+        return (2 * batch.scores - 1)[:, None] * batch.mask
 
 
 @dataclass(frozen=True)

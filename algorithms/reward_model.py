@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollstock import Algorithm, Batch, Loss, MicroBatch, hookimpl, option
-from rollstock.algorithms.preference import preference_loss, preferred_pairs
+from rollstock import Loss, MicroBatch, hookimpl, option
+from rollstock.algorithms.preference import PairAlgorithm, preference_loss, preferred_pairs
 
 
 @dataclass(kw_only=True)
@@ -36,22 +36,11 @@ class RewardModelConfig:
     )
 
 
-class RewardModel(Algorithm[RewardModelConfig]):
+class RewardModel(PairAlgorithm[RewardModelConfig]):
     """A scalar on top of the transformer, trained to order pairs; nothing is sampled."""
 
     head = "score"
     trains_with = frozenset({"token_scores"})
-    offline = True
-    whole_groups = True
-
-    @property
-    def samples_per_prompt(self) -> int:
-        """Two: the chosen response and the rejected one."""
-        return 2
-
-    def advantages(self, batch: Batch) -> Tensor:
-        """`[B, T]`: which way each response is pushed, 1 for the chosen and -1 for the rejected; for the files only."""
-        return (2 * batch.scores - 1)[:, None] * batch.mask
 
     def loss(self, micro: MicroBatch) -> Loss:
         """The mean loss of the pairs, found by their scores in the data."""
