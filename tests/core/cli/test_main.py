@@ -7,7 +7,6 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,9 @@ import pytest
 from rollstock.cli import main
 from rollstock.errors import RunError
 
+pytestmark = pytest.mark.usefixtures("keep_logging")
+
 COMMANDS = ["train", "resume", "eval", "export", "plugins", "config", "doctor", "report", "new"]
-
-
-@pytest.fixture(autouse=True)
-def keep_logging() -> Iterator[None]:
-    log = logging.getLogger("rollstock")
-    handlers, level = list(log.handlers), log.level
-    yield
-    log.handlers[:] = handlers
-    log.setLevel(level)
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -1,16 +1,16 @@
 """A whole life of a run by the command line: checked, trained, refused, evaluated, exported, reported."""
 
 import json
-import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rollstock import launch
 from rollstock.cli import main
+
+pytestmark = pytest.mark.usefixtures("keep_logging")
 
 CONFIG = """
 model:
@@ -24,15 +24,6 @@ train: {steps: 1, prompts_per_step: 2}
 evaluation: {at_start: false, prompts: 2, samples: 0}
 reward_limits: {workers: 1}
 """
-
-
-@pytest.fixture(autouse=True)
-def keep_logging() -> Iterator[None]:
-    log = logging.getLogger("rollstock")
-    handlers, level = list(log.handlers), log.level
-    yield
-    log.handlers[:] = handlers
-    log.setLevel(level)
 
 
 @pytest.fixture

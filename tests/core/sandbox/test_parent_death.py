@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -28,22 +27,10 @@ time.sleep(600)
 """
 
 
-def ended(pid):
-    for _ in range(500):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if state in "ZX":
-            return True
-        time.sleep(0.02)
-    return False
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
 @pytest.mark.parametrize("how", ["kill -9", "exit"])
 @pytest.mark.parametrize("request_", [("double", 1), ("sleep", 600), ("backtrack",)], ids=["idle", "asleep", "busy"])
-def test_workers_end_with_their_parent(how, request_):
+def test_workers_end_with_their_parent(how, request_, gone):
     command = [sys.executable, "-c", PARENT, str(SERVED), repr(request_), how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         pids = [int(word) for word in parent.stdout.readline().split()]
@@ -52,4 +39,4 @@ def test_workers_end_with_their_parent(how, request_):
             assert all(Path(f"/proc/{pid}").exists() for pid in pids)
             os.kill(parent.pid, signal.SIGKILL)
         parent.wait(timeout=30)
-    assert all(ended(pid) for pid in pids)
+    assert all(gone(pid) for pid in pids)

@@ -41,19 +41,6 @@ def ask(sandbox, *requests, seeds=None):
     return sandbox.map(list(requests), names=[f"sample-{i}" for i in range(len(requests))], seeds=seeds)
 
 
-def gone(pid):
-    """Whether the process has ended, given some time to do so (a zombie has)."""
-    for _ in range(500):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if state in "ZX":
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def test_outcomes_are_in_the_order_of_the_requests(sandbox):
     requests = [("sleep", 0.2), *[("double", i) for i in range(20)]]
     outcomes = ask(sandbox, *requests)
@@ -107,7 +94,7 @@ def test_a_hung_call_is_ended_and_the_others_go_on(impatient, caplog, hang):
     assert [o.value for o in ask(impatient, ("double", 5))] == [10]
 
 
-def test_a_hung_worker_is_gone_for_good(impatient):
+def test_a_hung_worker_is_gone_for_good(impatient, gone):
     impatient.start()
     before = impatient.pids
     ask(impatient, ("sleep", 600), ("sleep", 600))
@@ -120,7 +107,7 @@ def test_a_hung_worker_is_gone_for_good(impatient):
 @pytest.mark.parametrize(
     "action", [("hang_with_children", False), ("hang_with_children", True), ("hang_with_orphan",)], ids=str
 )
-def test_what_a_hung_call_started_is_ended_with_it(served, tmp_path, action):
+def test_what_a_hung_call_started_is_ended_with_it(served, tmp_path, action, gone):
     name, *detach = action
     with Sandbox(served.build, name="reward", limit=2) as sandbox:
         (outcome,) = ask(sandbox, (name, str(tmp_path / "pid"), *detach))
@@ -329,7 +316,7 @@ def test_each_request_needs_a_name(sandbox):
         sandbox.map([("double", 1)], names=[])
 
 
-def test_closing_ends_the_workers_and_a_later_call_starts_new_ones(sandbox):
+def test_closing_ends_the_workers_and_a_later_call_starts_new_ones(sandbox, gone):
     sandbox.start()
     before = sandbox.pids
     sandbox.close()

@@ -13,29 +13,14 @@ import torch
 from rollstock import Batch, Extension, Metric, Task, Trajectory, hookimpl, merge_metrics
 from rollstock.launch import train
 from rollstock.manager import make_manager
-from rollstock.testing import tiny_config
 
-SMALL_RUN: dict[str, Any] = {
-    "model": {
-        "config": {
-            "model_type": "llama",
-            "hidden_size": 16,
-            "intermediate_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "max_position_embeddings": 32,
-        },
-        "tokenizer": {"characters": "0123456789+="},
-    },
+SECTIONS: dict[str, Any] = {
     "algorithm": {"name": "grpo", "group_size": 4},
-    "backend": {"name": "torch", "learning_rate": 1e-2},
     "sampling": {"max_new_tokens": 3},
     "train": {"steps": 2, "prompts_per_step": 4},
-    "evaluation": {"prompts": 2, "samples": 0},
-    "reward_limits": {"workers": 1},
     "trackers": ["jsonl"],
 }
+"""What the small runs of these tests have of their own."""
 
 
 class StandInRun(SimpleNamespace):
@@ -158,12 +143,12 @@ def ratio_batch() -> Callable[..., Batch]:
 
 
 @pytest.fixture
-def steps_of_run(tmp_path: Path) -> Callable[..., list[dict[str, float]]]:
+def steps_of_run(small_run: Callable[..., Any], tmp_path: Path) -> Callable[..., list[dict[str, float]]]:
     """Trains a small run in a folder, with these sections, and gives the metrics of each step."""
 
     def run(folder: str, *overrides: str, **sections: Any) -> list[dict[str, float]]:
         directory = tmp_path / folder
-        outcome = train(tiny_config(directory, {**SMALL_RUN, **sections}, overrides))
+        outcome = train(small_run(directory, *overrides, **{**SECTIONS, **sections}))
         assert outcome.status == "finished"
         rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
         return [row["metrics"] for row in rows if "metrics" in row]
