@@ -143,7 +143,10 @@ class PluginManager:
         name = section["name"]
         id = f"{kind}:{name}"
         try:
-            instance = self.load(kind, name)(config)
+            cls = self.load(kind, name)
+            instance = cls.__new__(cls)
+            instance.plugin_name = name  # what it raises while it is made can already say so
+            cls.__init__(instance, config)
         except UserError as error:
             error.add_note(f"raised by plugin {id} when it was made")
             raise

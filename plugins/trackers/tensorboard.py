@@ -26,11 +26,15 @@ class TensorBoardConfig:
 class TensorBoard(Tracker[TensorBoardConfig]):
     """Writes event files. After a resume, what came after the checkpoint is purged from the curves."""
 
+    def __init__(self, config: TensorBoardConfig | None = None) -> None:
+        """Raises PluginError without the package, so that a run without it fails before it begins."""
+        super().__init__(config)
+        self._module = import_optional("torch.utils.tensorboard", needed_by=self)
+
     def start(self, run: RunInfo, state: Mapping[str, Any]) -> None:
-        """Open an event file. Raises PluginError without the package."""
-        module = import_optional("torch.utils.tensorboard", needed_by=self)
+        """Open an event file."""
         purge = None if run.resumed_at is None else run.resumed_at + 1
-        self._writer = module.SummaryWriter(str(run.directory / self.config.directory), purge_step=purge)
+        self._writer = self._module.SummaryWriter(str(run.directory / self.config.directory), purge_step=purge)
         if run.resumed_at is None:
             self._writer.add_text("config", as_table(flat(mask_secrets(run.config))), 0)
 

@@ -37,9 +37,13 @@ class Wandb(Tracker[WandbConfig]):
     A step that wandb has already is not sent again after a resume: it would be the same one.
     """
 
-    def start(self, run: RunInfo, state: Mapping[str, Any]) -> None:
-        """Open the wandb run. Raises PluginError without the package, ConfigError if wandb refuses."""
+    def __init__(self, config: WandbConfig | None = None) -> None:
+        """Raises PluginError without the package, so that a run without it fails before it begins."""
+        super().__init__(config)
         self._wandb = import_optional("wandb", needed_by=self)
+
+    def start(self, run: RunInfo, state: Mapping[str, Any]) -> None:
+        """Open the wandb run. Raises ConfigError if wandb refuses."""
         config = self.config
         try:
             self._run = self._wandb.init(

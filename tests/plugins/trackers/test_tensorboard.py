@@ -6,6 +6,7 @@ import time
 import pytest
 
 from rollstock import PluginError
+from rollstock.launch import train
 from rollstock.plugins.trackers.tensorboard import TensorBoard, TensorBoardConfig
 
 pytest.importorskip("tensorboard")
@@ -78,3 +79,14 @@ def test_a_missing_package_names_the_extra(info, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(PluginError, match=r"rollstock\[tensorboard\]"):
         started(info())
+
+
+@pytest.mark.parametrize(("name", "package"), [("tensorboard", "tensorboard"), ("wandb", "wandb")])
+def test_a_run_without_the_package_fails_before_it_begins(small_run, tmp_path, monkeypatch, name, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    for loaded in [loaded for loaded in sys.modules if loaded.startswith("torch.utils.tensorboard")]:
+        monkeypatch.delitem(sys.modules, loaded)
+    for dry_run in (True, False):
+        with pytest.raises(PluginError, match=rf"plugin {name} cannot be used: .*rollstock\[{name}\]"):
+            train(small_run(tmp_path / "run", trackers=[name]), dry_run=dry_run)
+    assert not (tmp_path / "run").exists()
