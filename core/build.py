@@ -15,6 +15,7 @@ from rollstock.episodes import Player
 from rollstock.errors import ConfigError, noted
 from rollstock.evaluation import Evaluator
 from rollstock.interfaces.algorithm import Algorithm
+from rollstock.interfaces.backend import Backend
 from rollstock.interfaces.device import Device
 from rollstock.interfaces.environment import Environment
 from rollstock.interfaces.executor import Executor, WorkerGroup, WorkerSpec
@@ -73,6 +74,7 @@ def choose(config: RunConfig) -> Parts:
     refuse_silent_failures(config, algorithm, extensions)
     brought = brought_roles(config, extensions)
     roles = ["actor", *(() if algorithm.offline else ("rollout", "reward")), *sorted(asked)]
+    refuse_training_apart(config, roles, manager.load_as(Backend, config.backend))
     environment = manager.create_as(Environment, config.environment)
     with noted(f"environment {environment.plugin_name!r} raised this in setup"):
         environment.setup(derive_seed(config.train.seed, "environment"))
@@ -131,6 +133,17 @@ def refuse_silent_failures(config: RunConfig, algorithm: Algorithm[Any], extensi
         problems.append("rewards: every weight is 0, so every reward would be 0; give one of them a weight")
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def refuse_training_apart(config: RunConfig, roles: Sequence[str], backend: type[Backend[Any]]) -> None:
+    """Raise ConfigError for several workers of a role that is trained, where the backend does not join them."""
+    for role in ("actor", "critic"):
+        count = config.role(role).count
+        if role in roles and count > 1 and not backend.trains_together:
+            raise ConfigError(
+                f"roles.{role}.count: {count} workers would each train a model of their own, since the backend "
+                f"{config.backend['name']!r} does not add up their gradients; set it to 1"
+            )
 
 
 def model_spec(config: RunConfig, tokenizer: Any) -> ModelSpec:

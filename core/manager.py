@@ -104,15 +104,18 @@ class PluginManager:
 
     def create_as(self, interface: type[P], section: Mapping[str, Any]) -> P:
         """`create`, for the kind whose interface is given, and typed as that interface."""
-        for kind in KINDS.values():
-            if kind.interface == interface.__name__ and kind.interface_class() is interface:
-                instance: P = self.create(kind.name, section)
-                return instance
-        raise TypeError(f"{interface!r} is not the interface of a plugin kind")
+        instance: P = self.create(_kind_of(interface), section)
+        return instance
+
+    def load_as(self, interface: type[P], section: Mapping[str, Any]) -> type[P]:
+        """`load` for the plugin that a section of the config names, typed as its kind's interface."""
+        cls: Any = self._named(get_kind(_kind_of(interface)), section)
+        found: type[P] = cls
+        return found
 
     def create_all(self, interface: type[P], sections: Sequence[Mapping[str, Any]]) -> list[P]:
         """`create_as` for a list of sections; where several wrap one stage, the first in the list is outermost."""
-        kind = next(kind.name for kind in KINDS.values() if kind.interface == interface.__name__)
+        kind = _kind_of(interface)
         instances = [self._make(kind, section) for section in sections]
         for instance in reversed(instances):  # pluggy calls first what was registered last
             self._register_instance(kind, instance)
@@ -160,17 +163,21 @@ class PluginManager:
 
     def _configure(self, kind: Kind, section: Mapping[str, Any]) -> Any:
         """The config object of the plugin that a section names."""
+        cls = self._named(kind, section)
+        options = {key: value for key, value in section.items() if key not in kind.core_options}
+        place, origins = place_of(section, kind.name), getattr(section, "origins", {})
+        plain = Section(options, place=place, origins=origins)
+        return build_config(cls.config_class(), plain, place=place, owner=f"plugin {kind.name}:{section['name']}")
+
+    def _named(self, kind: Kind, section: Mapping[str, Any]) -> type[Plugin[Any]]:
+        """The class of the plugin that a section names; the section's place is in the error."""
         name = section.get("name")
         if not isinstance(name, str):
             raise PluginError(f"{place_of(section, kind.name)} must say which {kind.name} it means: {{name: ...}}")
         try:
-            cls = self.load(kind.name, name)
+            return self.load(kind.name, name)
         except PluginError as error:
             raise PluginError(f"{_at(section)}{error}", error.plugin) from error
-        options = {key: value for key, value in section.items() if key not in kind.core_options}
-        place, origins = place_of(section, kind.name), getattr(section, "origins", {})
-        plain = Section(options, place=place, origins=origins)
-        return build_config(cls.config_class(), plain, place=place, owner=f"plugin {kind.name}:{name}")
 
     def _load(self, kind: Kind, name: str) -> type[Plugin[Any]]:
         id = f"{kind.name}:{name}"
@@ -245,6 +252,14 @@ class PluginManager:
             f"`rollstock plugins {kind.name}` lists what is there."
         )
         return " ".join(parts)
+
+
+def _kind_of(interface: type[Plugin[Any]]) -> str:
+    """The kind whose interface is given; TypeError if there is none."""
+    for kind in KINDS.values():
+        if kind.interface == interface.__name__ and kind.interface_class() is interface:
+            return kind.name
+    raise TypeError(f"{interface!r} is not the interface of a plugin kind")
 
 
 def _at(section: Mapping[str, Any]) -> str:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from rollstock.batch import Batch
 from rollstock.dispatch import register
-from rollstock.errors import ConfigError
 from rollstock.interfaces.algorithm import Algorithm
 from rollstock.interfaces.backend import Backend, BackendState
 from rollstock.interfaces.device import Device
@@ -51,11 +50,6 @@ class ModelWorker:
         # Nobody sampled what an offline algorithm trains on, so no sampling temperature is its.
         self.temperature = 1.0 if self.algorithm.offline else config.sampling.temperature or 1.0
         self.backend = manager.create_as(Backend, {**config.backend, **config.role(role).backend})
-        if world_size > 1 and role != "reference" and not self.backend.trains_together:
-            raise ConfigError(
-                f"roles.{role}.count: {world_size} workers would each train a model of their own, since the backend "
-                f"{self.backend.plugin_name!r} does not add up their gradients; set it to 1"
-            )
         self.router = manager.create_as(Router, config.router) if config.router else None
         if self.router is not None:
             self.backend.use_router(self.router)

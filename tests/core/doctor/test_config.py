@@ -58,7 +58,13 @@ def test_a_sound_config_has_nothing_to_mend(examine: Examine) -> None:
     ("override", "subject", "severity", "words"),
     [
         ("train.mini_batches=3", "train.mini_batches", "warning", "do not divide into 3"),
-        ("roles.actor.count=3", "roles.actor.count", "warning", "16 trajectories do not divide among 3"),
+        (
+            "roles.actor.count=3",
+            "config",
+            "error",
+            "roles.actor.count: 3 workers would each train a model of their own",
+        ),
+        ("roles.rollout.count=3", "roles.rollout.count", "warning", "16 trajectories do not divide among 3"),
         ("roles.rollout.count=17", "roles.rollout.count", "error", "17 workers for 16"),
         ("train.critic_warmup=1", "train.critic_warmup", "warning", "has no critic"),
         ("sampling.temperature=0.1", "sampling.temperature", "warning", "nearly the same"),
@@ -143,7 +149,8 @@ def test_every_broken_section_is_reported_not_only_the_first(examine: Examine) -
 
 def test_an_occupied_directory_is_told_with_the_ways_out(examine: Examine, tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "config.yaml").write_text("{}")
+    for name in ("config.yaml", "manifest.json"):
+        (tmp_path / "old" / name).write_text("{}")
     finding = examine(directory="old")["run.directory"]
     assert finding.severity == "warning"
     assert "--overwrite" in finding.message
