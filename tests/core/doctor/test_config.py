@@ -154,7 +154,7 @@ def test_an_occupied_directory_is_told_with_the_ways_out(examine: Examine, tmp_p
     finding = examine(directory="old")["run.directory"]
     assert finding.severity == "warning"
     assert "--overwrite" in finding.message
-    assert sorted(path.name for path in (tmp_path / "old").iterdir()) == ["config.yaml"]
+    assert sorted(path.name for path in (tmp_path / "old").iterdir()) == ["config.yaml", "manifest.json"]
 
 
 @pytest.mark.parametrize(("free", "severity"), [(1000, "error"), (600_000, "warning"), (10**9, "ok")])
