@@ -45,6 +45,13 @@ def serve(connection: socket.socket) -> None:
     """Answer the calls that arrive on `connection` until it closes."""
     global _parent
     _parent = connection
+    try:
+        _answer_all(connection)
+    finally:
+        _parent = None
+
+
+def _answer_all(connection: socket.socket) -> None:
     reader = FrameReader()
     handler: Callable[[Any], Any] | None = None
     while piece := connection.recv(RECEIVE_BYTES):

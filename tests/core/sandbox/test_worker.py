@@ -10,7 +10,7 @@ import pytest
 from rollstock.errors import ConfigError
 from rollstock.sandbox.process import Output, describe_exit
 from rollstock.sandbox.protocol import Answer, Ask, Build, FrameReader, Ready, frame
-from rollstock.sandbox.worker import build, call, describe, serve
+from rollstock.sandbox.worker import announce, build, call, describe, serve
 
 
 class OddError(Exception):
@@ -44,6 +44,7 @@ def test_serves_until_the_connection_closes():
     assert ready == Ready()
     assert answer.number == 7
     assert "not callable" in answer.error
+    announce("a reward, in a process whose worker has ended")
 
 
 def test_a_user_error_keeps_its_words():
