@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rollstock.batch import Batch
+from rollstock.errors import RunError
 from rollstock.metrics import Metric, Metrics
 from rollstock.reduction import AggregationMode, aggregate
 
@@ -116,8 +117,14 @@ class MicroBatch:
         of the mini-batch.
 
         `losses`, of any shape, must add up to one loss for each group of this slice. Groups without an action token are
-        not counted, so theirs must be 0.
+        not counted, so theirs must be 0. Raises RunError where the column `token_weights` asks for anything but 1: a
+        comparison of responses has no loss of single tokens to weigh.
         """
+        if "token_weights" in self.batch and bool((self.batch["token_weights"] != 1)[self.mask].any()):
+            raise RunError(
+                "an extension weighs losses by the column `token_weights`, but the loss of this algorithm is one of whole "
+                "groups, which has no tokens to weigh; leave the extension out, or choose another algorithm"
+            )
         part, whole = int(self.batch.groups[_acting(self.batch)].unique().numel()), self.totals.groups
         value = losses.sum() / max(whole, 1)
         recorded = Metric(float(losses.detach().double().sum()) / part, part) if part else Metric(0.0, 0.0)

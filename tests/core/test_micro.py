@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from rollstock import Batch, MicroBatch, Totals, Trajectory, merge_metrics
+from rollstock import Batch, MicroBatch, RunError, Totals, Trajectory, merge_metrics
 
 MODES = ["token_mean", "token_sum", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm"]
 
@@ -77,6 +77,16 @@ def test_weighted_slices_add_up_to_the_whole(mode):
         assert other == pytest.approx(value, abs=1e-12)
         assert torch.allclose(other_gradient, gradient, atol=1e-12)
         assert other_metrics["actor/pg_loss"].value == pytest.approx(metrics["actor/pg_loss"].value, abs=1e-12)
+
+
+def test_weights_of_tokens_are_refused_where_the_loss_is_one_of_whole_groups():
+    batch = make([2, 1], masked=[(0, 0)])
+    totals = Totals.of(batch, response_limit=7)
+    batch.set_flat("token_weights", torch.tensor([0.0, 1.0, 1.0]))  # the 0 stands where nothing is weighed
+    assert float(MicroBatch(batch, totals, {}).group_loss(torch.tensor([1.0, 3.0])).value) == 2.0
+    batch.set_flat("token_weights", torch.tensor([0.0, 1.0, 0.5]))
+    with pytest.raises(RunError, match="`token_weights`, but the loss of this algorithm is one of whole groups"):
+        MicroBatch(batch, totals, {}).group_loss(torch.tensor([1.0, 3.0]))
 
 
 def test_a_mean_of_means_is_not_what_comes_out(cases):
