@@ -254,12 +254,13 @@ class Batch:
         )
 
     def without(self, name: str) -> Batch:
-        """The same batch without one column, if it has it."""
+        """The same batch, its other columns not copied, without one column, if it has it."""
         if name not in self:
             return self
-        less = self.select(range(len(self)))
-        for columns in (less._tokens, less._sequences, less._prompt_columns):
-            columns.pop(name, None)
+        less = object.__new__(Batch)
+        less.__dict__.update(self.__dict__)
+        for kind in ("_tokens", "_sequences", "_prompt_columns"):
+            setattr(less, kind, {key: column for key, column in getattr(self, kind).items() if key != name})
         return less
 
     @staticmethod

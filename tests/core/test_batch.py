@@ -165,7 +165,9 @@ def test_a_batch_can_be_had_without_a_column():
     with pytest.raises(KeyError, match="with values for prompts"):
         less.packed_column("routed_experts")
     assert less.without("routed_experts") is less
-    assert less.flat("response").tolist() == batch.flat("response").tolist()
+    assert less.flat("response") is batch.flat("response")  # nothing else is copied
+    less.set_flat("advantages", torch.zeros(4))
+    assert "advantages" not in batch
 
 
 def test_a_trajectory_without_experts_takes_the_column_from_all():
