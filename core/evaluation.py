@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rollstock.episodes import Episode, greedy
 from rollstock.interfaces.rollout import Sampling
-from rollstock.metrics import metric_values
+from rollstock.metrics import Metrics, metric_values
 from rollstock.offline import heldout_loss
 from rollstock.seeding import derive_seed
 
@@ -55,7 +54,7 @@ class Evaluator:
                 seed_of=lambda place, k: derive_seed(run.seed, "evaluation", place, k),
             )
             scores = run.roles["reward"].call("score", [e.sample() for e in episodes], run.progress.step)
-            found = {**self._summary(episodes, scores.totals, samples), **_by_reward(scores.parts)}
+            found = {**self._summary(episodes, scores.totals, samples), **_by_reward(scores.metrics)}
             kept = {k: v for k, v in metric_values(measured).items() if k.startswith("response_length/")}
             values |= {f"eval/{mode}/{name}": value for name, value in {**found, **kept}.items()}
             if rank is None:
@@ -78,8 +77,7 @@ class Evaluator:
         return summary
 
 
-def _by_reward(parts: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
-    """The mean of each reward by its name, unweighted, where there are several: the ones that only look on as well."""
-    names = list(parts[0]) if parts and len(parts[0]) > 1 else []
-    said = {name: [value for part in parts if (value := part[name]) is not None] for name in names}
-    return {f"{name}_mean": sum(values) / len(values) for name, values in said.items() if values}
+def _by_reward(metrics: Metrics) -> dict[str, float]:
+    """The mean of each reward, unweighted, which the reward role measures where there are several."""
+    means = {name.removeprefix("reward/"): value for name, value in metric_values(metrics).items()}
+    return {name: value for name, value in means.items() if name.endswith("_mean")}

@@ -44,7 +44,7 @@ class World:
 
     def __init__(self, scores, *, tasks=2):
         self.scores = list(scores)
-        self.parts = []
+        self.metrics = {}
         self.asked = []
         self.seed, self.sampling = 7, Sampling(temperature=0.7, top_k=5, max_new_tokens=9)
         self.progress = SimpleNamespace(step=4)
@@ -67,7 +67,7 @@ class World:
         assert (method, step) == ("score", 4)
         assert all(isinstance(sample, Sample) for sample in samples)
         totals, self.scores = self.scores[: len(samples)], self.scores[len(samples) :]
-        return Scores(totals, self.parts or [{"one": total} for total in totals])
+        return Scores(totals, [{"one": total} for total in totals], self.metrics)
 
 
 def evaluate(world, **settings):
@@ -98,7 +98,12 @@ def test_greedy_then_sampled_and_the_greedy_mean_ranks():
 
 def test_of_several_rewards_each_has_its_mean_without_its_weight():
     world = World([2.0, 4.0])
-    world.parts = [{"model": 1.0, "rule": 1.0, "silent": None}, {"model": 2.0, "rule": None, "silent": None}]
+    world.metrics = {
+        "reward/model_mean": Metric(1.5, 2),
+        "reward/rule_mean": Metric(1.0, 1),
+        "reward/silent_mean": Metric(0.0, 0),  # it abstained from all
+        "reward/num_unscored": Metric(0, 1.0, "sum"),
+    }
     values, _ = evaluate(world, samples=0)
     assert {name: value for name, value in values.items() if name.endswith("_mean")} == {
         "eval/greedy/reward_mean": 3.0,
