@@ -61,7 +61,8 @@ class RewardWorker:
         self._weights = [float(reward.get("weight", 1.0)) for reward in rewards]
         self._names = distinct_names(str(reward["name"]) for reward in rewards)
         options = [{key: value for key, value in reward.items() if key != "weight"} for reward in rewards]
-        made = [make_manager(blocked).create_as(Reward, reward) for reward in options]
+        manager = make_manager(blocked)
+        made = [manager.create_as(Reward, reward) for reward in options]
         self._batched = [k for k, reward in enumerate(made) if isinstance(reward, BatchReward)]
         self._alone = [k for k in range(len(made)) if k not in self._batched]
         self._sandbox: Sandbox[tuple[int, Sample], float | None] | None = None
