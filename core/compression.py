@@ -8,9 +8,10 @@ backend.
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -139,16 +140,12 @@ def _check_same(payloads: Mapping[str, Payload], headers: list[Header]) -> None:
     for rank, header in enumerate(headers):
         theirs = [(name, entry["shape"], entry["dtype"]) for name, entry in header.items()]
         if theirs != own:
-            mine, other = next(pair for pair in _pairs(own, theirs) if pair[0] != pair[1])
+            pairs = itertools.zip_longest(own, theirs, fillvalue="nothing")
+            mine, other = next(pair for pair in pairs if pair[0] != pair[1])
             raise RunError(
                 f"the process of rank {rank} averages {other}, and this one {mine}: the gradients of all processes "
                 f"must have the same names, shapes and types, in the same order"
             )
-
-
-def _pairs(own: list[Any], theirs: list[Any]) -> Iterator[tuple[Any, Any]]:
-    for place in range(max(len(own), len(theirs))):
-        yield tuple(each[place] if place < len(each) else "nothing" for each in (own, theirs))  # type: ignore[misc]
 
 
 def _read(header: Header, body: Tensor) -> dict[str, Payload]:
