@@ -256,7 +256,7 @@ def _value(module: str, node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError):
-        pass
+        pass  # no literal: a name, or something to be shown as it is written
     if _name_of(node) == "REQUIRED":
         return REQUIRED
     found = _refer(module, node)

@@ -53,7 +53,7 @@ def cpu_quota(folder: Path = _CGROUP) -> float | None:
             quota, period = words
             return None if quota in ("max", "-1") else int(quota) / int(period)
         except (OSError, ValueError):
-            continue
+            continue  # the file of the other version of control groups, or none at all
     return None
 
 

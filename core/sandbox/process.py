@@ -120,7 +120,7 @@ class WorkerProcess:
         except BlockingIOError:
             return b"".join(pieces), True
         except ConnectionResetError:
-            pass
+            pass  # it ended with something of ours unread, which is an end as well
         return b"".join(pieces), False
 
     def drain_output(self) -> bool:

@@ -42,7 +42,7 @@ def descendants(pid: int) -> Iterator[int]:
             # "pid (name) state parent ...", and the name may hold spaces and brackets.
             state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
         except (OSError, ValueError):
-            continue
+            continue  # it ended while the list was read
         if state not in "ZX":
             children.setdefault(int(parent), []).append(int(entry.name))
     pending = [pid]
