@@ -44,7 +44,8 @@ def installed(kind: str, name: str, plugin: type[Plugin[Any]] | ModuleType | str
         try:
             yield
         finally:
-            sys.path.remove(folder)
+            if folder in sys.path:  # a test that puts back an older path may have been quicker
+                sys.path.remove(folder)
             sys.modules.pop(module, None)
             importlib.invalidate_caches()
 

@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -152,6 +153,15 @@ def assert_same_run() -> Callable[[Path, Path], None]:
 def trajectories(run: Path) -> dict[str, str]:
     """The files of a run's rollouts, by name."""
     return {path.name: path.read_text() for path in sorted((run / "rollouts").iterdir())}
+
+
+@pytest.fixture
+def installed() -> Iterator[Callable[[str, str, type], None]]:
+    """Have plugins installed for the length of a test: `installed("extension", "mine", Mine)`."""
+    from rollstock.testing import installed as install
+
+    with ExitStack() as stack:
+        yield lambda kind, name, plugin: stack.enter_context(install(kind, name, plugin))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from types import ModuleType
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ import torch
 from rollstock import Algorithm, Extension, NoOptions, hookimpl
 from rollstock.columns import needs_greedy
 from rollstock.launch import resume, train
-from rollstock.manager import make_manager
 from rollstock.testing import read_metrics
 
 
@@ -32,27 +30,11 @@ class Leader(Algorithm[NoOptions]):
         return micro.loss(-micro.logprobs * micro.advantages)
 
 
-def module_of(kind, cls):
-    module = ModuleType(f"plugin_{cls.__name__}")
-    setattr(module, f"rollstock_{kind}", hookimpl(specname=f"rollstock_{kind}")(lambda: cls))
-    return module
-
-
-@pytest.fixture
-def installed(monkeypatch):
-    """Make `leader` and further plugins known to every manager of this process."""
-    plugins = [("algorithm", "leader", Leader)]
-
-    def make(block=(), **options):
-        manager = make_manager(block, **options)
-        for kind, name, cls in plugins:
-            manager.add(kind, name, module_of(kind, cls))
-        return manager
-
-    monkeypatch.setattr("rollstock.build.make_manager", make)
-    monkeypatch.setattr("rollstock.roles.model.make_manager", make)
-    Leader.seen = []
-    return lambda kind, name, cls: plugins.append((kind, name, cls))
+@pytest.fixture(autouse=True)
+def leader(installed, monkeypatch):
+    """Have `leader` installed, which has seen nothing yet."""
+    installed("algorithm", "leader", Leader)
+    monkeypatch.setattr(Leader, "seen", [])
 
 
 def steps_of(folder):
@@ -80,7 +62,7 @@ def test_who_declares_one_of_the_columns_needs_them_played():
     assert not needs_greedy({"greedy_scores"}, {"greedy_scores"}, [])
 
 
-def test_every_sample_of_a_task_gets_the_score_of_its_greedy_response(installed, small_run, tmp_path):
+def test_every_sample_of_a_task_gets_the_score_of_its_greedy_response(small_run, tmp_path):
     train(small_run(tmp_path / "run", "train.prompts_per_step=4", rewards=by_function(tmp_path, SPELLING), **LEADER))
     assert len({score for batch in Leader.seen for score in batch.greedy_scores.tolist()}) > 1
     for batch in Leader.seen:
@@ -112,7 +94,7 @@ def test_the_greedy_score_is_that_of_the_likeliest_response(installed, small_run
     assert [batch.greedy_scores.tolist() for batch in Leader.seen] == [pytest.approx(row) for row in expected]
 
 
-def test_what_it_costs_and_brings_is_recorded_apart_from_the_samples(installed, small_run, tmp_path):
+def test_what_it_costs_and_brings_is_recorded_apart_from_the_samples(small_run, tmp_path):
     train(small_run(tmp_path / "run", **LEADER))
     train(small_run(tmp_path / "plain", algorithm={"name": "grpo", "group_size": 2}))
     for metrics, plain in zip(steps_of(tmp_path / "run"), steps_of(tmp_path / "plain"), strict=True):
@@ -130,7 +112,7 @@ def test_what_it_costs_and_brings_is_recorded_apart_from_the_samples(installed, 
     assert first["perf/total_num_tokens"] == plain["perf/total_num_tokens"] + first["greedy/num_tokens"]
 
 
-def test_evaluation_and_the_files_of_rollouts_stay_as_they_are(installed, small_run, tmp_path):
+def test_evaluation_and_the_files_of_rollouts_stay_as_they_are(small_run, tmp_path):
     train(small_run(tmp_path / "run", **LEADER))
     (first, *_) = (tmp_path / "run" / "rollouts" / "step-000001.jsonl").read_text().splitlines()
     assert not any("greedy" in name for name in json.loads(first))
@@ -160,7 +142,7 @@ def test_an_unscored_greedy_response_is_counted_and_gives_no_signal(installed, s
         assert not batch.advantages.any()
 
 
-def test_a_run_taken_up_again_plays_as_one_that_went_on(installed, small_run, tmp_path, assert_same_run):
+def test_a_run_taken_up_again_plays_as_one_that_went_on(small_run, tmp_path, assert_same_run):
     overrides = ["train.steps=4", "checkpoint.every_steps=2", "algorithm.name=remax"]
     straight, broken = tmp_path / "straight", tmp_path / "broken"
     for folder in (straight, broken):
@@ -170,6 +152,6 @@ def test_a_run_taken_up_again_plays_as_one_that_went_on(installed, small_run, tm
     assert_same_run(straight, broken)
 
 
-def test_a_role_is_not_started_for_it(installed, small_run, tmp_path):
+def test_a_role_is_not_started_for_it(small_run, tmp_path):
     train(small_run(tmp_path / "run", **LEADER))
     assert all("critic/vf_loss" not in metrics for metrics in steps_of(tmp_path / "run"))

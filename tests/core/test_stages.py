@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from rollstock import (
 )
 from rollstock.config import load_config
 from rollstock.launch import train
-from rollstock.manager import make_manager
 from rollstock.stages import mini_batches
 
 CONFIG = """
@@ -93,32 +91,6 @@ def test_observations_of_a_two_turn_environment_carry_no_loss(run, monkeypatch):
         assert metrics["training/rollout_logprob_diff_max"] < 2e-5
         tokens = metrics["train/num_action_tokens"]
         assert tokens == pytest.approx(metrics["response_length/mean"] * metrics["train/num_trajectories"])
-
-
-def module_of(kind, cls):
-    module = ModuleType(f"plugin_{cls.__name__}")
-
-    def provide():
-        return cls
-
-    setattr(module, f"rollstock_{kind}", hookimpl(specname=f"rollstock_{kind}")(provide))
-    return module
-
-
-@pytest.fixture
-def installed(monkeypatch):
-    """Make plugins of a test known to every manager of this process."""
-    plugins = []
-
-    def make(block=(), **options):
-        manager = make_manager(block, **options)
-        for kind, name, cls in plugins:
-            manager.add(kind, name, module_of(kind, cls))
-        return manager
-
-    monkeypatch.setattr("rollstock.build.make_manager", make)
-    monkeypatch.setattr("rollstock.roles.model.make_manager", make)
-    return lambda kind, name, cls: plugins.append((kind, name, cls))
 
 
 class Base(Algorithm[NoOptions]):
