@@ -62,9 +62,9 @@ def placed(config: RunConfig, spec: WorkerSpec) -> WorkerSpec:
 
 def start_order(config: RunConfig, roles: Sequence[str], brought: Mapping[str, WorkerSpec]) -> list[str]:
     """The core's roles and those that were brought, each behind the one whose processes it shares. Raises ConfigError
-    for a role that shares those of nobody."""
-    hosts = {role: config.role(role).colocate_with for role in roles}
-    hosts |= {role: placed(config, spec).colocate_with for role, spec in brought.items()}
+    for a role that shares those of nobody, or of one with fewer workers."""
+    settled = {role: config.role(role) for role in roles} | {role: placed(config, brought[role]) for role in brought}
+    hosts = {role: said.colocate_with for role, said in settled.items()}
     ordered: list[str] = []
     waiting = list(hosts)
     while waiting:
@@ -74,8 +74,14 @@ def start_order(config: RunConfig, roles: Sequence[str], brought: Mapping[str, W
             all_roles = ", ".join(hosts)
             reason = "which waits for it in turn" if host in waiting else f"which is none of this run's ({all_roles})"
             raise ConfigError(f"roles.{role}.colocate_with: {host!r}, {reason}; name another role, or none")
-        ordered.append(ready[0])
-        waiting.remove(ready[0])
+        role, host = ready[0], hosts[ready[0]]
+        if host is not None and settled[role].count > settled[host].count:
+            raise ConfigError(
+                f"roles.{role}.count: {settled[role].count} workers cannot share the processes of {host!r}, of which "
+                f"there are {settled[host].count}"
+            )
+        ordered.append(role)
+        waiting.remove(role)
     return ordered
 
 
@@ -87,19 +93,9 @@ def misplaced(config: RunConfig) -> Iterator[str]:
                 f"roles.{name}.devices: {said.devices} must name one device for each of its workers, and "
                 f"roles.{name}.count is {said.count}"
             )
-        host = said.colocate_with
-        if host is not None and said.devices:
+        if said.colocate_with is not None and said.devices:
+            host = said.colocate_with
             yield f"roles.{name}.devices: {said.devices} cannot be chosen; its workers use those of {host!r}"
-        if host is not None and said.count > config.role(host).count:
-            yield (
-                f"roles.{name}.count: {said.count} workers cannot share the processes of {host!r}, of which there are "
-                f"{config.role(host).count}"
-            )
-    if config.role("reward").backend:
-        yield (
-            f"roles.reward.backend: {config.role('reward').backend} does nothing, since rewards have no backend; leave "
-            "it out"
-        )
 
 
 def device_index(device: Device[Any], rank: int) -> int:
