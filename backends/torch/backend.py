@@ -1,8 +1,8 @@
 """The torch backend: one transformers model in one process, trained by AdamW.
 
 For runs that fit one device. Sequences are packed without padding, prompts that a group shares are computed once,
-logits exist only where there is loss, and master weights stay float32 whatever the products run in. Several processes
-are left to other backends, cutting batches to the scheduler.
+logits exist only where there is loss, and master weights stay float32 whatever the products run in. Cutting batches is
+left to the scheduler, several processes to other backends: `PackedBackend` is what they have in common with this one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +48,15 @@ if TYPE_CHECKING:
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class TorchBackend(Backend[TorchConfig]):
-    """Holds one model on one device."""
+T = TypeVar("T", bound=TorchConfig)
+
+
+class PackedBackend(Backend[T]):
+    """Trains one model on packed streams.
+
+    What several processes do otherwise, they say in `_spread`, `_slices`, `_backward`, `_full` and `_part`: here there
+    is one, which has all weights.
+    """
 
     _network: Network
     _score_name: str
@@ -75,14 +82,25 @@ class TorchBackend(Backend[TorchConfig]):
         network = Network(built, head=model.head, logits_bytes=self.config.logits_memory_mib << 20)
         if model.head == "score" and model.path is not None:
             network.start_head(saved_score_weight(Path(model.path).expanduser(), self._score_name))
-        network.to(device.torch_device())
+        network.to(self._first_device())
         check_network(network, share_prompts=self.config.share_prompts)
         if not trainable:
             network.requires_grad_(False)
         elif self.config.activation_checkpointing:
             _checkpoint_activations(built)
         self._network = network
-        self._optimizer = Optimizer(self._trained(), self.config, total_updates) if trainable else None
+        self._spread()
+        self._optimizer = self._make_optimizer(total_updates) if trainable else None
+
+    def _first_device(self) -> torch.device:
+        """Where the network is when it is checked."""
+        return self._device.torch_device()
+
+    def _spread(self) -> None:
+        """Share the network, which was just checked, out among the processes that train it."""
+
+    def _make_optimizer(self, total_updates: int) -> Optimizer:
+        return Optimizer(self._trained(), self.config, total_updates)
 
     @torch.no_grad()
     def forward(
@@ -91,8 +109,8 @@ class TorchBackend(Backend[TorchConfig]):
         """See `Backend.forward`; tokens that the policy did not choose get 0."""
         found = {name: torch.zeros(batch.num_tokens) for name in columns}
         parts = torch.arange(batch.num_tokens).split(batch.lengths.tolist())
-        for indices in micro_batches:
-            with self._pass(batch.select(indices)) as (part, layout, _):
+        for indices, cut in self._slices(batch, micro_batches):
+            with self._pass(cut) as (part, layout, _):
                 outputs = self._outputs(part, layout, columns, temperature)
             where = torch.cat([parts[i] for i in indices]) if indices else torch.zeros(0, dtype=torch.int64)
             for name, value in outputs.items():
@@ -114,8 +132,8 @@ class TorchBackend(Backend[TorchConfig]):
             raise UserError("backend: this model was set up without an optimizer (a reference is not trained)")
         measured: list[Metrics] = []
         self._optimizer.zero_grad()
-        for indices in micro_batches:
-            with self._pass(batch.select(indices)) as (part, layout, record):
+        for _, cut in self._slices(batch, micro_batches):
+            with self._pass(cut) as (part, layout, record):
                 flat = self._outputs(part, layout, outputs, temperature)
                 here = part.to(self._device.torch_device())
                 result = loss(MicroBatch(here, totals, {name: here.pad(value) for name, value in flat.items()}))
@@ -125,15 +143,26 @@ class TorchBackend(Backend[TorchConfig]):
                     balance, metrics = self._routing.observe(record, part, layout, totals)
                     value = value if balance is None else value + balance
                     measured.append(metrics)
-                if value.requires_grad:
-                    value.backward()
+                self._backward(value, flat)
         measured.append(self._optimizer.step())
-        return merge_metrics([*measured, {} if self._routing is None else self._routing.finish_update()])
+        return merge_metrics([*measured, {} if self._routing is None else self._finish_routing(self._routing)])
+
+    def _slices(self, batch: Batch, micro_batches: Sequence[Sequence[int]]) -> Iterator[tuple[Sequence[int], Batch]]:
+        """The slices of a batch, each with its indices, in the order in which they go through the model."""
+        return ((indices, batch.select(indices)) for indices in micro_batches)
+
+    def _backward(self, loss: Tensor, outputs: Mapping[str, Tensor]) -> None:
+        """Add the gradients of a slice's loss, whose `outputs` the model gave."""
+        if loss.requires_grad:
+            loss.backward()
+
+    def _finish_routing(self, routing: StreamRouting) -> Metrics:
+        return routing.finish_update()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Backend.weights`. Without adapters these are the tensors in training themselves."""
-        own = ((name, tensor) for name, tensor in self._named() if not name.startswith(VALUE_HEAD))
-        return ((name, tensor.detach()) for name, tensor in lora.merged(self._network.model, own))
+        own = ((name, self._full(tensor)) for name, tensor in self._named() if not name.startswith(VALUE_HEAD))
+        return lora.merged(self._network.model, own, full=self._full)
 
     def fingerprint(self) -> str:
         """See `Backend.fingerprint`."""
@@ -154,7 +183,7 @@ class TorchBackend(Backend[TorchConfig]):
         mine = dict(self._named())
         _check_fit(saved, mine)
         for name, tensor in mine.items():
-            tensor.copy_(saved[name])
+            tensor.copy_(self._part(saved[name], tensor))
         if self._optimizer is not None:
             self._optimizer.load(state.tensors.get("optimizer", {}), state.values["optimizer"])
 
@@ -221,6 +250,14 @@ class TorchBackend(Backend[TorchConfig]):
     def _autocast(self) -> AbstractContextManager[Any]:
         return self._device.autocast(_DTYPES[self.config.compute_dtype])
 
+    def _full(self, tensor: Tensor) -> Tensor:
+        """The whole of a weight of which this process may hold a part, without a gradient."""
+        return tensor.detach()
+
+    def _part(self, full: Tensor, like: Tensor) -> Tensor:
+        """What this process holds of a whole weight, given the one that it is for."""
+        return full
+
     def _named(self) -> Iterator[tuple[str, Tensor]]:
         """All weights by their public names."""
         return ((lora.public_name(name), tensor) for name, tensor in self._network.weights())
@@ -232,6 +269,10 @@ class TorchBackend(Backend[TorchConfig]):
             for name, tensor in network.weights()
             if isinstance(tensor, nn.Parameter) and tensor.requires_grad
         ]
+
+
+class TorchBackend(PackedBackend[TorchConfig]):
+    """Holds one model on one device."""
 
 
 def _checkpoint_activations(model: PreTrainedModel) -> None:

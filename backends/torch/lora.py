@@ -7,7 +7,7 @@ For the torch backend. Inside the model peft renames what it wraps (`q_proj.base
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,27 +61,25 @@ def is_adapter(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
-def merged(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """`weights` by public names, with each adapter added to the weight beside it and left out itself."""
+def merged(
+    model: nn.Module, weights: Iterable[tuple[str, Tensor]], *, full: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """`weights` by public names, with each adapter added to the weight beside it and left out itself; `full`: the whole
+    of an adapter's weight, of which the model may hold a part."""
     layers = {target: layer for _, target, layer in _layers(model)}
     for name, tensor in weights:
         if is_adapter(name):
             continue
         layer = layers.get(name)
-        yield name, tensor if layer is None else tensor.detach() + _delta(layer)
+        yield name, tensor if layer is None else tensor + _delta(layer, *(full(part.weight) for part in _parts(layer)))
 
 
 def merge_saved(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Saved tensors by public names, with the saved adapters merged the way the model's own layers would."""
     result = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
     for name, target, layer in _layers(model):
-        held = [layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight]
-        own = [weight.detach().clone() for weight in held]
-        _put(held, [tensors[f"{PREFIX}{name}.{part}"] for part in "AB"])
-        try:
-            result[target] = result[target] + _delta(layer).to(result[target])
-        finally:
-            _put(held, own)
+        saved = (tensors[f"{PREFIX}{name}.{part}"] for part in "AB")
+        result[target] = result[target] + _delta(layer, *saved).to(result[target])
     return result
 
 
@@ -93,13 +91,21 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
             yield name, public_name(f"{name}.{parameter}"), module
 
 
+def _parts(layer: Any) -> tuple[nn.Module, nn.Module]:
+    """The two modules of an adapter."""
+    return layer.lora_A[_ADAPTER], layer.lora_B[_ADAPTER]
+
+
 @torch.no_grad()
-def _delta(layer: Any) -> Tensor:
-    delta: Tensor = layer.get_delta_weight(_ADAPTER)
+def _delta(layer: Any, first: Tensor, second: Tensor) -> Tensor:
+    """What an adapter with these weights adds to its layer's."""
+    modules = _parts(layer)
+    own = [module._parameters["weight"] for module in modules]
+    try:
+        for module, weight in zip(modules, (first, second), strict=True):
+            module._parameters["weight"] = weight  # type: ignore[assignment]  # get_delta_weight only reads it
+        delta: Tensor = layer.get_delta_weight(_ADAPTER)
+    finally:
+        for module, parameter in zip(modules, own, strict=True):
+            module._parameters["weight"] = parameter
     return delta
-
-
-@torch.no_grad()
-def _put(weights: Iterable[Tensor], values: Iterable[Tensor]) -> None:
-    for weight, value in zip(weights, values, strict=True):
-        weight.copy_(value)

@@ -49,7 +49,7 @@ class Optimizer:
         """
         rate = self.learning_rate()
         gradients = [p.grad for _, p in self._named if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = self._norm(gradients)
         finite = bool(norm.isfinite())
         if finite:
             if self._config.max_grad_norm > 0:
@@ -66,6 +66,10 @@ class Optimizer:
             "lr": Metric(rate, 1.0, "last"),
             "skipped_updates": Metric(float(not finite), 1.0, "sum"),
         }
+
+    def _norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """The norm of all gradients together."""
+        return torch.nn.utils.get_total_norm(gradients)
 
     def learning_rate(self) -> float:
         """The rate of the next update."""
@@ -105,13 +109,18 @@ class Optimizer:
                 raise UserError(f"the checkpoint's optimizer has {full!r} of shape {found}, the weight has {expected}")
             # `step` stays where AdamW keeps it: on the CPU, unless the fused form counts on the device.
             on_device = key != "step" or self._counts_on_device()
-            states[name][key] = value.detach().clone().to(parameter.device if on_device else "cpu")
+            own = value.detach() if key == "step" else self._part(value.detach(), parameter)
+            states[name][key] = own.clone().to(parameter.device if on_device else "cpu")
         self._adamw.state.clear()
         for name, parameter in self._named:
             if states[name]:
                 self._adamw.state[parameter] = states[name]
         self.updates = int(values["updates"])
         self.skipped = int(values["skipped"])
+
+    def _part(self, full: Tensor, like: Tensor) -> Tensor:
+        """What is kept here of a whole tensor that goes with a parameter."""
+        return full
 
     def _counts_on_device(self) -> bool:
         return bool(self._adamw.param_groups[0]["fused"])
