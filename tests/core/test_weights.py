@@ -43,3 +43,17 @@ def test_names_shapes_and_dtypes_count(weights):
     assert fingerprint({**weights, "b": weights["b"].reshape(5, 1)}.items()) != before
     assert fingerprint({**weights, "b": weights["b"].double()}.items()) != before
     assert fingerprint({("z" if n == "b" else n): w for n, w in weights.items()}.items()) != before
+
+
+def test_memory_that_words_do_not_begin_at_gives_the_same(weights):
+    whole = torch.randn(4099 * 8 + 5)
+    shifted = torch.cat([torch.zeros(3), whole])[3:]
+    assert fingerprint([("w", shifted)]) == fingerprint([("w", whole.clone())])
+
+
+@pytest.mark.parametrize("place", [0, 16 * 4099 * 2, 4099 * 2 * 33 + 7])
+def test_a_change_in_any_block_of_rows_shows(place):
+    before = torch.randn(4099 * 2 * 33 + 11)
+    after = before.clone()
+    after[place] += 1
+    assert fingerprint([("w", before)]) != fingerprint([("w", after)])
