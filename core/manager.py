@@ -234,8 +234,9 @@ class PluginManager:
         return guarded
 
     def _not_found(self, kind: Kind, name: str) -> str:
-        """Why there is no such plugin, and what may be meant: a near name, another kind, an extra that is not
-        installed.
+        """Why there is no such plugin, and what may be meant: a near name, another kind, an extra.
+
+        Entry points are there with their distribution, so an extra of it brings no plugin of its own.
         """
         known = [entry.name for entry in self.catalogue.values() if entry.kind == kind.name]
         known += [entry.name for entry, _ in self._added.values() if entry.kind == kind.name]
@@ -246,7 +247,10 @@ class PluginManager:
         parts += [stray for stray in self.catalogue.strays if f" has {name!r} in " in stray]
         extra = extra_named(name, sorted({entry.distribution for entry in self.catalogue.values()}))
         if extra is not None:
-            parts.append(f"It may come with an extra: pip install '{extra}'.")
+            parts.append(
+                f"{extra.partition('[')[0]} itself has no {kind.name} of this name; its extra (pip install '{extra}') "
+                "brings packages that one may build on."
+            )
         parts.append(
             f"A plugin of another package is found once that is installed (pip install ...); "
             f"`rollstock plugins {kind.name}` lists what is there."
