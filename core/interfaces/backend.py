@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rollstock.batch import Batch
+    from rollstock.interfaces.compressor import Compressor
     from rollstock.interfaces.device import Device
     from rollstock.interfaces.model import ModelSpec
     from rollstock.interfaces.router import Router
     from rollstock.metrics import Metrics
     from rollstock.micro import LossFunction, Totals
+    from rollstock.schema import RunConfig
 
 
 @dataclass
@@ -38,7 +40,20 @@ class Backend(Plugin[C]):
     """Trains one model of one role. Batches come from and go back to the CPU; what happens between is the backend's."""
 
     trains_together: ClassVar[bool] = False
-    """Whether the workers of a role add up their gradients, so that several of them train one model."""
+    """Whether the workers of a role add up their gradients, so that several of them train one model. Each of them is
+    then given every call: methods without a batch may talk to the others, and rank 0's answer counts."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    def validate(self, config: RunConfig, role: str) -> Sequence[str]:
+        """What this backend cannot do of what a run's config asks of a role's workers, one sentence each; asked before
+        anything is started, of a backend that is not set up."""
+        return ()
+
+    def use_workers(self, rank: int, world_size: int) -> None:
+        """Hear which of its role's workers this one is, and of how many; called once, before `setup`."""
+        self.rank, self.world_size = rank, world_size
 
     @abstractmethod
     def setup(self, model: ModelSpec, device: Device[Any], *, trainable: bool, total_updates: int) -> None:
@@ -63,6 +78,15 @@ class Backend(Plugin[C]):
         raise UserError(
             f"backend {self.plugin_name!r} cannot replace the choice of experts; leave `router` out of the config"
         )
+
+    def use_compressor(self, compressor: Compressor[Any]) -> None:
+        """Shrink the gradients that cross a network; called once, before `setup`, where several workers train a model
+        and the config names a compressor that changes something.
+
+        The backend keeps the compressor's state in its own. Raises UserError for a backend that cannot, as all are
+        taken to be.
+        """
+        raise UserError(f"backend {self.plugin_name!r} cannot compress gradients; leave `compressor` out of the config")
 
     @abstractmethod
     def forward(

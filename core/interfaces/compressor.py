@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rollstock.plugin import C, Plugin
 
@@ -40,6 +40,9 @@ class Payload:
 class Compressor(Plugin[C]):
     """Compresses gradients and weights. A lossy one may keep what it left out (`key` names the stream) and send it
     later."""
+
+    is_identity: ClassVar[bool] = False
+    """Whether tensors travel as they are, so that whoever would use it may as well do without."""
 
     def setup(self, *, seed: int, rank: int) -> None:
         """Called once, before the first tensor: the run's seed, for what is drawn at random, and the number of this

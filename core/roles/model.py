@@ -13,6 +13,7 @@ from rollstock.batch import Batch
 from rollstock.dispatch import register
 from rollstock.interfaces.algorithm import Algorithm
 from rollstock.interfaces.backend import Backend, BackendState
+from rollstock.interfaces.compressor import Compressor
 from rollstock.interfaces.device import Device
 from rollstock.interfaces.model import HEAD_OUTPUTS, ModelSpec
 from rollstock.interfaces.router import Router
@@ -22,6 +23,7 @@ from rollstock.metrics import Metric, Metrics, merge_metrics
 from rollstock.micro import Loss, MicroBatch, Totals
 from rollstock.placement import device_index
 from rollstock.restart import ROUTER_STATE
+from rollstock.seeding import derive_seed
 
 if TYPE_CHECKING:
     from rollstock.schema import RunConfig
@@ -50,6 +52,11 @@ class ModelWorker:
         # Nobody sampled what an offline algorithm trains on, so no sampling temperature is its.
         self.temperature = 1.0 if self.algorithm.offline else config.sampling.temperature or 1.0
         self.backend = manager.create_as(Backend, {**config.backend, **config.role(role).backend})
+        self.backend.use_workers(rank, world_size)
+        compressor = manager.create_as(Compressor, config.compressor)
+        if role != "reference" and world_size > 1 and not compressor.is_identity:
+            compressor.setup(seed=derive_seed(config.train.seed, "compressor", role), rank=rank)
+            self.backend.use_compressor(compressor)
         self.router = manager.create_as(Router, config.router) if config.router else None
         if self.router is not None:
             self.backend.use_router(self.router)
@@ -95,10 +102,14 @@ class ModelWorker:
             )
         return {**loss.metrics, "loss": Metric(float(loss.value), 1.0, "sum")}
 
-    @register(dispatch="rank_zero")
+    @register()
     def weights(self) -> list[tuple[str, Tensor]]:
         """The weights that a generator needs; the tensors are the live ones where caller and worker share memory."""
-        return list(self.backend.weights())
+        if self.rank == 0:
+            return list(self.backend.weights())
+        for _ in self.backend.weights():  # workers that hold parts put them together, and only the first one's count
+            pass
+        return []
 
     @register()
     def fingerprint(self) -> str:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class Uncompressed(Compressor[NoOptions]):
     """Hands tensors on without a copy; it keeps nothing, so that it has no state."""
 
+    is_identity = True
+
     def compress(self, tensor: Tensor, *, key: str) -> Payload:
         """A payload that holds `tensor` itself, whatever its shape and dtype."""
         return Payload(tensors={"whole": tensor}, shape=tuple(tensor.shape), dtype=tensor.dtype)
