@@ -113,14 +113,17 @@ class RunDirectory:
         if run.is_run():
             return run
         base = run.path if run.path.is_dir() else run.path.parent
-        near = sorted(str(found.parent) for found in base.glob("*/config.yaml"))[:5] if base.is_dir() else []
-        reason = "holds no run (it has no config.yaml)" if run.path.exists() else "does not exist"
+        configs = base.glob("*/config.yaml") if base.is_dir() else ()
+        near = sorted(str(found.parent) for found in configs if cls(found.parent).is_run())[:5]
+        missing = "manifest.json or metrics.jsonl beside its config.yaml" if run.config.is_file() else "config.yaml"
+        reason = f"holds no run (it has no {missing})" if run.path.exists() else "does not exist"
         hint = f" Runs near it: {', '.join(near)}." if near else " Give the directory that `rollstock train` wrote to."
         raise UserError(f"{run.path} {reason}.{hint}")
 
     def is_run(self) -> bool:
-        """Whether a run was started here."""
-        return self.config.is_file()
+        """Whether a run was started here. A config alone says little, since many projects have a file of that name; the
+        manifest alone may be lost, and a run can go on without."""
+        return self.config.is_file() and (self.manifest.is_file() or self.metrics.is_file())
 
     def occupants(self) -> list[str]:
         """Names of what lies in the directory, the lock aside."""
@@ -170,7 +173,7 @@ class RunDirectory:
             raise OccupiedError(f"the run directory {self.path} is a file; choose another with run.directory=DIR")
 
     def _refuse(self, occupants: list[str], *, overwrite: bool) -> None:
-        if not (self.is_run() and self.manifest.is_file()):  # many projects have a config.yaml
+        if not (self.is_run() and self.manifest.is_file()):  # what may be deleted must be surely a run
             shown = ", ".join(occupants[:3]) + (", ..." if len(occupants) > 3 else "")
             raise OccupiedError(
                 f"the directory {self.path} is not empty ({shown}) and holds no run, so it is left alone. "

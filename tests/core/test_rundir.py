@@ -157,6 +157,20 @@ def test_opening_what_is_no_run_names_runs_near_it(tmp_path: Path) -> None:
         RunDirectory.open(tmp_path / "no" / "where")
 
 
+def test_a_config_alone_is_no_run_and_a_lost_manifest_is_no_obstacle(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "config.yaml").write_text("title: My site\n")
+    with pytest.raises(UserError, match=r"holds no run \(it has no manifest\.json or metrics\.jsonl beside its config"):
+        RunDirectory.open(site)
+    with pytest.raises(UserError) as caught:
+        RunDirectory.open(tmp_path / "sight")
+    assert "Runs near it" not in str(caught.value)
+    run = finished_run(tmp_path / "a")
+    run.manifest.unlink()
+    assert RunDirectory.open(run.path).is_run()
+
+
 def test_the_log_file_takes_records_and_warnings_and_masks_secrets(tmp_path: Path) -> None:
     handler = log_to_file(tmp_path / "logs" / "controller.log")
     try:

@@ -80,7 +80,8 @@ def test_a_run_that_was_interrupted_is_not_done(folder: Path, capsys, monkeypatc
     outcome = launch.Outcome(status=status, directory=Path("runs/x"), step=3, message="go on with: rollstock resume")
     monkeypatch.setattr(launch, "resume", lambda path, step: outcome)
     Path("runs/x").mkdir(parents=True)
-    Path("runs/x/config.yaml").touch()
+    for name in ("config.yaml", "manifest.json"):
+        Path("runs/x", name).touch()
     assert main(["resume", "runs/x"]) == code
     assert "go on with: rollstock resume" in capsys.readouterr().out
 
