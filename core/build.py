@@ -22,6 +22,7 @@ from rollstock.interfaces.executor import Executor, WorkerGroup, WorkerSpec
 from rollstock.interfaces.extension import Extension
 from rollstock.interfaces.model import Head, ModelSpec
 from rollstock.interfaces.rollout import Sampling
+from rollstock.interfaces.router import Router
 from rollstock.interfaces.tracker import Tracker
 from rollstock.interrupt import Interrupt
 from rollstock.manager import PluginManager, make_manager
@@ -75,6 +76,11 @@ def choose(config: RunConfig) -> Parts:
     brought = brought_roles(config, extensions)
     roles = ["actor", *(() if algorithm.offline else ("rollout", "reward")), *sorted(asked)]
     refuse_training_apart(config, roles, manager.load_as(Backend, config.backend))
+    if config.router and algorithm.offline and manager.load_as(Router, config.router).captures:
+        raise ConfigError(
+            f"router: {config.router.name!r} takes the experts that generation chose, and nothing is generated for "
+            f"{algorithm.plugin_name!r}, so it would change nothing: choose another router, or none"
+        )
     environment = manager.create_as(Environment, config.environment)
     with noted(f"environment {environment.plugin_name!r} raised this in setup"):
         environment.setup(derive_seed(config.train.seed, "environment"))

@@ -122,8 +122,8 @@ class MicroBatch:
         """
         if "token_weights" in self.batch and bool((self.batch["token_weights"] != 1)[self.mask].any()):
             raise RunError(
-                "an extension weighs losses by the column `token_weights`, but the loss of this algorithm is one of whole "
-                "groups, which has no tokens to weigh; leave the extension out, or choose another algorithm"
+                "an extension weighs losses by the column `token_weights`, but the loss of this algorithm is one of "
+                "whole groups, which has no tokens to weigh; leave the extension out, or choose another algorithm"
             )
         part, whole = int(self.batch.groups[_acting(self.batch)].unique().numel()), self.totals.groups
         value = losses.sum() / max(whole, 1)

@@ -25,9 +25,13 @@ if TYPE_CHECKING:
     from rollstock.run import Run
 
 
-def recorded_batch(run: Run, tasks: Sequence[Task]) -> Batch:
-    """What the generate stage makes of tasks for an offline algorithm; scores included, since nobody is asked."""
-    trajectories, metrics = read_responses(tasks, run.algorithm, run.player.prompts, limit=run.sampling.max_new_tokens)
+def recorded_batch(run: Run, tasks: Sequence[Task], *, version: int) -> Batch:
+    """What the generate stage makes of tasks for an offline algorithm; scores included, since nobody is asked.
+
+    version: of the policy that reads them, which is the step in training, and -1 in evaluation.
+    """
+    limit = run.sampling.max_new_tokens
+    trajectories, metrics = read_responses(tasks, run.algorithm, run.player.prompts, limit=limit, version=version)
     run.record(metrics)
     batch = Batch.from_trajectories(trajectories)
     batch.whole_groups = run.algorithm.whole_groups
@@ -36,7 +40,7 @@ def recorded_batch(run: Run, tasks: Sequence[Task]) -> Batch:
 
 def heldout_loss(run: Run, count: int) -> tuple[dict[str, float], float | None]:
     """The loss and the algorithm's metrics on the first `count` held-out tasks, as `eval/...`, and minus the loss."""
-    batch = recorded_batch(run, run.tasks.heldout(count))
+    batch = recorded_batch(run, run.tasks.heldout(count), version=-1)
     if len(batch) == 0:
         return {"eval/num_samples": 0.0}, None
     run.manager.hook.rollstock_prepare(run=run, batch=batch)
@@ -48,7 +52,7 @@ def heldout_loss(run: Run, count: int) -> tuple[dict[str, float], float | None]:
 
 
 def read_responses(
-    tasks: Sequence[Task], algorithm: Algorithm[Any], prompts: Prompts, *, limit: int
+    tasks: Sequence[Task], algorithm: Algorithm[Any], prompts: Prompts, *, limit: int, version: int = -1
 ) -> tuple[list[Trajectory], Metrics]:
     """One trajectory for each response that the algorithm takes, those of a task side by side with its place as group.
 
@@ -65,7 +69,7 @@ def read_responses(
             continue
         for place, text in enumerate(texts):
             episode = Episode(task, group, 0, prompt)
-            episode.take(_completion(encode_response(prompts.tokenizer, text, task), limit), text)
+            episode.take(_completion(encode_response(prompts.tokenizer, text, task), limit, version), text)
             episodes.append(episode)
             scores.append((len(texts) - 1 - place) / (len(texts) - 1) if len(texts) > 1 else 1.0)
     cut = sum(episode.finish_reason == "length" for episode in episodes)
@@ -105,12 +109,12 @@ def encode_response(tokenizer: Any, text: str, task: Task) -> list[int]:
         return [*encode_text(tokenizer, text), *end_ids(tokenizer)[:1]]
 
 
-def _completion(tokens: list[int], limit: int) -> Completion:
-    """No policy sampled this: there are no log-probs (0), and it is of no version (-1)."""
+def _completion(tokens: list[int], limit: int, version: int) -> Completion:
+    """No policy sampled this, so there are no log-probs (0)."""
     kept = tokens[:limit]
     return Completion(
         tokens=kept,
         logprobs=[0.0] * len(kept),
         finish_reason="stop" if len(kept) == len(tokens) else "length",
-        versions=[-1] * len(kept),
+        versions=[version] * len(kept),
     )

@@ -97,7 +97,7 @@ class CoreStages:
     def rollstock_generate(self, run: Run, tasks: Sequence[Task]) -> Batch:
         """Play every task with the rollout role, `samples_per_prompt` times; or take the responses that it holds."""
         if run.algorithm.offline:
-            return recorded_batch(run, tasks)
+            return recorded_batch(run, tasks, version=run.step)
         first = run.position - len(tasks)
         episodes, metrics = run.player.play(
             tasks,

@@ -43,12 +43,17 @@ class StreamRouting:
         return [(version, experts.numpy().tobytes()) for version, experts in zip(first, prompts, strict=True)]
 
     def tokens(self, batch: Batch, layout: Layout) -> RoutedTokens:
-        """What the router is told of the stream of a batch, on the CPU."""
+        """What the router is told of the stream of a batch, on the CPU.
+
+        Responses of no version (-1) are held-out ones of an offline algorithm, whose loss is measured without noise.
+        """
+        chosen = batch.flat("versions")[batch.flat("action_mask")]
         captured = batch.packed_column(COLUMN)[layout.source] if COLUMN in batch else None
         return RoutedTokens(
             keys=packed_keys(batch.packed())[layout.source],
             versions=token_versions(batch)[layout.source],
             captured=captured,
+            exploring=not bool((chosen < 0).any()),
         )
 
     def observe(self, record: Record, batch: Batch, layout: Layout, totals: Totals) -> tuple[Tensor | None, Metrics]:

@@ -117,3 +117,55 @@ def test_an_export_keeps_biases_beside_the_model_and_says_so(tmp_path: Path, cap
     run(tmp_path / "plain", "topk")
     export(tmp_path / "plain", tmp_path / "other")
     assert not (tmp_path / "other" / "router.json").exists()
+
+
+def offline(directory: Path, router: Any, algorithm: str, **options: Any) -> list[dict[str, Any]]:
+    """All rows of metrics of a short run on eight pairs, and one that is held out."""
+    rows = [json.dumps({"prompt": f"{a}+{a}=", "chosen": str(2 * a), "rejected": "0"}) for a in range(1, 10)]
+    files = {"path": directory / "pairs.jsonl", "heldout_path": directory / "heldout.jsonl"}
+    for file, part in zip(files.values(), (rows[:8], rows[8:]), strict=True):
+        file.write_text("\n".join(part), encoding="utf-8")
+    data = {name: str(file) for name, file in files.items()}
+    told = {"response": "chosen"} if algorithm == "sft" else {"chosen": "chosen", "rejected": "rejected"}
+    tiny_run(
+        directory / "run",
+        {
+            "model": EXPERTS,
+            "router": router,
+            "algorithm": algorithm,
+            "environment": {"name": "jsonl", "chat": False, **data, **told},
+            "train": {"steps": 2, "prompts_per_step": 4},
+            "evaluation": {"every": 1, "prompts": 1, "at_start": True},
+            **options,
+        },
+    )
+    return read_metrics(directory / "run")
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "reward_model"])
+def test_an_offline_algorithm_trains_under_a_router(algorithm: str, tmp_path: Path) -> None:
+    steps = [row["metrics"] for row in offline(tmp_path, {"name": "gumbel", **BALANCED}, algorithm) if "metrics" in row]
+    assert len(steps) == 2
+    for metrics in steps:
+        assert metrics["moe/auxiliary_loss"] > 0
+        assert metrics["actor/grad_norm"] > 0
+        assert metrics["actor/skipped_updates"] == 0
+
+
+def test_offline_noise_changes_from_step_to_step_and_is_off_in_evaluation(tmp_path: Path) -> None:
+    """With a learning rate of next to nothing, only the noise can change a loss."""
+    found = {}
+    for name in ("topk", "gumbel"):
+        (tmp_path / name).mkdir()
+        still = {"name": "torch", "learning_rate": 1e-12}
+        rows = offline(tmp_path / name, name, "sft", backend=still, train={"steps": 2, "prompts_per_step": 8})
+        found[name] = [row["metrics"]["actor/loss"] for row in rows if "metrics" in row]
+        found[f"{name}, evaluated"] = [row["evaluation"]["eval/loss"] for row in rows if "evaluation" in row]
+    assert found["topk"][0] == pytest.approx(found["topk"][1], abs=1e-5)  # all rows in each
+    assert abs(found["gumbel"][0] - found["gumbel"][1]) > 1e-3
+    assert found["gumbel, evaluated"] == pytest.approx(found["topk, evaluated"], abs=1e-5)
+
+
+def test_a_router_that_replays_is_refused_where_nothing_is_generated(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="'replay' takes the experts that generation chose, and nothing is generated"):
+        offline(tmp_path, "replay", "sft")
