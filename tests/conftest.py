@@ -52,3 +52,58 @@ def small_run() -> Callable[..., Any]:
         return tiny_config(directory, {**SMALL_RUN, **sections}, overrides)
 
     return make
+
+
+CLOCKED = ("timing_s/", "perf/", "rollout/tokens_per_second")
+"""How the names of metrics begin that measure time."""
+COUNTED = ("rollout/batch_size", "rollout/batches")
+"""What an engine did, which depends on how many there were."""
+ROUNDED = ("training/rollout_logprob_diff_mean", "training/rollout_logprob_diff_max", "reward/", "critic/vf_explained")
+"""What is rounded in another way when several workers generate and score."""
+
+
+@pytest.fixture(scope="session")
+def assert_same_run() -> Callable[..., None]:
+    """Compares two runs: weights, optimizers, progress, what plugins keep, metrics and trajectories, to the bit."""
+    return assert_same
+
+
+def assert_same(run: Path, other: Path, *, other_counts: bool = False) -> None:
+    """What `assert_same_run` does. other_counts: the runs had other numbers of workers, so that some metrics, and with
+    them progress, tell that, or are rounded otherwise."""
+    import torch
+
+    from rollstock.checkpoint import CheckpointStore
+
+    mine, theirs = (CheckpointStore(path / "checkpoints").load() for path in (run, other))
+    assert mine.step == theirs.step
+    assert sorted(mine.tensors) == sorted(theirs.tensors)
+    for part, tensors in mine.tensors.items():
+        assert sorted(tensors) == sorted(theirs.tensors[part])
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, theirs.tensors[part][name]), f"{part} {name}"
+    if not other_counts:
+        assert mine.score == theirs.score
+        # trackers keep file positions, and those move with the digits of timings
+        assert {**mine.state, "trackers": None} == {**theirs.state, "trackers": None}
+    assert steady_rows(run, other_counts=other_counts) == steady_rows(other, other_counts=other_counts)
+    assert trajectories(run) == trajectories(other)
+
+
+def steady_rows(run: Path, *, other_counts: bool = False) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl without what a clock says; other_counts: nor how many workers there were."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        for part in ("metrics", "evaluation"):
+            kept = {name: value for name, value in row.get(part, {}).items() if not name.startswith(CLOCKED)}
+            if other_counts and part == "metrics":
+                kept = {name: value for name, value in kept.items() if not name.startswith(COUNTED)}
+                kept |= {name: round(value, 5) for name, value in kept.items() if name.startswith(ROUNDED)}
+            if part in row:
+                row[part] = kept
+    return rows
+
+
+def trajectories(run: Path) -> dict[str, str]:
+    """The files of a run's rollouts, by name."""
+    return {path.name: path.read_text() for path in sorted((run / "rollouts").iterdir())}

@@ -1,15 +1,11 @@
-"""Installed plugins, made up: distributions with metadata, entry points and modules in a `sys.path` folder. And runs,
-compared.
-"""
+"""Installed plugins, made up: distributions with metadata, entry points and modules in a `sys.path` folder."""
 
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
 
@@ -110,49 +106,6 @@ def rollstock_tracker():
 def tracker_source() -> str:
     """The source of a tracker plugin with two options, `every` and `title`."""
     return TRACKER
-
-
-CLOCKED = ("timing_s/", "perf/", "rollout/tokens_per_second")
-"""How the names of metrics begin that measure time."""
-
-
-def steady_rows(run: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics.jsonl without what a clock says."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for row in rows:
-        for part in ("metrics", "evaluation"):
-            if part in row:
-                row[part] = {name: value for name, value in row[part].items() if not name.startswith(CLOCKED)}
-    return rows
-
-
-@pytest.fixture(scope="session")
-def assert_same_run() -> Callable[[Path, Path], None]:
-    """Compares two runs: weights, optimizers, progress, what plugins keep, metrics and trajectories, to the bit."""
-    import torch
-
-    from rollstock.checkpoint import CheckpointStore
-
-    def compare(run: Path, other: Path) -> None:
-        mine, theirs = (CheckpointStore(r / "checkpoints").load() for r in (run, other))
-        assert (mine.step, mine.score) == (theirs.step, theirs.score)
-        assert sorted(mine.tensors) == sorted(theirs.tensors)
-        for part in mine.tensors:
-            tensors, others = mine.tensors[part], theirs.tensors[part]
-            assert sorted(tensors) == sorted(others)
-            for name, tensor in tensors.items():
-                assert torch.equal(tensor, others[name]), f"{part} {name}"
-        # trackers keep file positions, and those move with the digits of timings
-        assert {**mine.state, "trackers": None} == {**theirs.state, "trackers": None}
-        assert steady_rows(run) == steady_rows(other)
-        assert trajectories(run) == trajectories(other)
-
-    return compare
-
-
-def trajectories(run: Path) -> dict[str, str]:
-    """The files of a run's rollouts, by name."""
-    return {path.name: path.read_text() for path in sorted((run / "rollouts").iterdir())}
 
 
 @pytest.fixture

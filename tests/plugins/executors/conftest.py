@@ -1,6 +1,5 @@
 """Runs that are over in seconds, a cluster of two nodes, and a plugin that brings a role of its own."""
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,71 +7,19 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-import torch
 
-from rollstock.checkpoint import CheckpointStore
 from rollstock.extras import extras_of
 from rollstock.sources import find_module, parse
 from rollstock.testing import tiny_config
 
-CLOCKED = ("timing_s/", "perf/", "rollout/tokens_per_second")
-COUNTED = ("rollout/batch_size", "rollout/batches")
-"""What an engine did, which depends on how many there were."""
-ROUNDED = ("training/rollout_logprob_diff_mean", "training/rollout_logprob_diff_max", "reward/", "critic/vf_explained")
-"""What is rounded in another way when several workers generate and score."""
-SMALL: dict[str, Any] = {
-    "model": {
-        "config": {
-            "model_type": "llama",
-            "hidden_size": 16,
-            "intermediate_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "max_position_embeddings": 32,
-        },
-        "tokenizer": {"characters": "0123456789+="},
-    },
-    "backend": {"name": "torch", "learning_rate": 1e-2},
-    "sampling": {"max_new_tokens": 2},
-    "train": {"steps": 3, "prompts_per_step": 4},
-    "evaluation": {"prompts": 2, "samples": 0},
-    "checkpoint": {"every_steps": 1},
-    "reward_limits": {"workers": 1},
-}
+from ...conftest import SMALL_RUN
+from ...conftest import assert_same as assert_same  # for the tests beside this
 
 
 def small(directory: Path, *overrides: str, **sections: Any) -> Any:
-    """The config of a run of three steps."""
-    return tiny_config(directory, {**SMALL, **sections}, overrides)
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics.jsonl without what a clock says."""
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for row in found:
-        for part in ("metrics", "evaluation"):
-            if part in row:
-                row[part] = {name: value for name, value in row[part].items() if not name.startswith(CLOCKED)}
-    return found
-
-
-def assert_same(run: Path, other: Path, *, other_counts: bool = False) -> None:
-    """Weights, optimizers, trajectories and metrics are equal to the bit. other_counts: the runs had other numbers of
-    workers, which some metrics tell, and others by their rounding."""
-    mine, theirs = (CheckpointStore(path / "checkpoints").load() for path in (run, other))
-    assert mine.step == theirs.step
-    assert sorted(mine.tensors) == sorted(theirs.tensors)
-    for part in mine.tensors:
-        for name, tensor in mine.tensors[part].items():
-            assert torch.equal(tensor, theirs.tensors[part][name]), f"{part} {name}"
-    for row, expected in zip(rows(run), rows(other), strict=True):
-        for metrics in (row.get("metrics", {}), expected.get("metrics", {})):
-            for name in [name for name in metrics if other_counts and name.startswith((*COUNTED, *ROUNDED))]:
-                metrics[name] = 0.0 if name in COUNTED else round(metrics[name], 5)
-        assert row == expected
-    for path in sorted((other / "rollouts").iterdir()):
-        assert (run / "rollouts" / path.name).read_text() == path.read_text()
+    """The config of a run of three steps, each with a checkpoint."""
+    own = {"train": {"steps": 3, "prompts_per_step": 4}, "checkpoint": {"every_steps": 1}}
+    return tiny_config(directory, {**SMALL_RUN, **own, **sections}, overrides)
 
 
 JUDGE = '''
