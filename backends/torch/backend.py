@@ -45,7 +45,7 @@ from rollstock.backends.torch.routing import StreamRouting
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 T = TypeVar("T", bound=TorchConfig)
@@ -248,7 +248,7 @@ class PackedBackend(Backend[T]):
         return {name: value.new_zeros(batch.num_tokens).index_put((chosen,), value) for name, value in found.items()}
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        return self._device.autocast(_DTYPES[self.config.compute_dtype])
+        return self._device.autocast(DTYPES[self.config.compute_dtype])
 
     def _full(self, tensor: Tensor) -> Tensor:
         """The whole of a weight of which this process may hold a part, without a gradient."""
