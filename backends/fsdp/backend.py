@@ -1,0 +1,199 @@
+"""The fsdp backend: one transformers model in several processes, which add up their gradients.
+
+For runs that outgrow one device. What is computed is the torch backend's, for each process's share of a batch; torch's
+`fully_shard` gathers the weights of a layer when it is needed, and hands each process its part of the gradient. Starting
+the processes is left to the executor, sharing out batches to the dispatch of calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+
+from rollstock import (
+    HEAD_OUTPUTS,
+    BackendState,
+    Batch,
+    Device,
+    LossFunction,
+    Metrics,
+    ModelSpec,
+    Totals,
+    Trajectory,
+    UserError,
+    fingerprint,
+)
+from rollstock.backends.fsdp import processes
+from rollstock.backends.fsdp.config import FSDPConfig
+from rollstock.backends.fsdp.optimizer import ShardedOptimizer
+from rollstock.backends.fsdp.sharding import full_tensor, make_mesh, own_part, shard_network
+from rollstock.backends.torch.backend import DTYPES, PackedBackend
+from rollstock.backends.torch.network import Network
+
+if TYPE_CHECKING:
+    from rollstock import RunConfig
+
+
+class FSDPBackend(PackedBackend[FSDPConfig]):
+    """Holds a part of one model in each process of a role."""
+
+    trains_together = True
+
+    _mesh: DeviceMesh
+    _joined = False
+
+    def validate(self, config: RunConfig, role: str) -> Sequence[str]:
+        """See `Backend.validate`."""
+        return list(self.config.problems(config.role(role).count))
+
+    def setup(self, model: ModelSpec, device: Device[Any], *, trainable: bool, total_updates: int) -> None:
+        """See `Backend.setup`. Every process builds the whole model in its memory before it keeps a part."""
+        for problem in self.config.problems(self.world_size):
+            raise UserError(problem)
+        processes.join(device, rank=self.rank, world_size=self.world_size, timeout_s=self.config.timeout_s)
+        self._joined = True
+        super().setup(model, device, trainable=trainable, total_updates=total_updates)
+
+    def update(
+        self,
+        batch: Batch,
+        loss: LossFunction,
+        *,
+        outputs: Sequence[str],
+        temperature: float,
+        micro_batches: Sequence[Sequence[int]],
+        totals: Totals,
+    ) -> Metrics:
+        """See `Backend.update`. Every process updates with the gradient of all of them, whatever its own share."""
+        return super().update(
+            batch, loss, outputs=outputs, temperature=temperature, micro_batches=micro_batches, totals=totals
+        )
+
+    def fingerprint(self) -> str:
+        """See `Backend.fingerprint`; the same in every process."""
+        digits = torch.zeros(32, dtype=torch.uint8, device=self._device.torch_device())
+        if self.rank == 0:
+            found = fingerprint((name, tensor.cpu()) for name, tensor in self.weights())
+            digits = torch.tensor(list(found.encode()), dtype=torch.uint8, device=digits.device)
+        else:
+            for _ in self.weights():
+                pass
+        dist.broadcast(digits, src=0)
+        return bytes(digits.tolist()).decode()
+
+    def state(self) -> BackendState:
+        """See `Backend.state`: whole tensors in the process of rank 0, and none in the others."""
+        tensors, values = {"model": self._gathered(self._named())}, {}
+        if self._optimizer is not None:
+            tensors["optimizer"] = self._gathered(self._optimizer.tensors().items())
+            values["optimizer"] = self._optimizer.values()
+        return BackendState(tensors, values)
+
+    def close(self) -> None:
+        """See `Backend.close`."""
+        super().close()
+        if self._joined:
+            self._joined = False
+            processes.leave()
+
+    def _first_device(self) -> torch.device:
+        return torch.device("cpu")  # the whole model need not fit the device
+
+    def _choose_layers(self, network: Network) -> None:
+        if self.config.layers == "lean":
+            raise UserError("backend.layers: lean leaves out the modules that are sharded; choose auto or modules")
+
+    def _spread(self) -> None:
+        device = self._device.torch_device()
+        with processes.on_loopback():
+            self._mesh = make_mesh(device, self.world_size, self.config.num_replicas(self.world_size))
+        shard_network(
+            self._network,
+            self._mesh,
+            compute_dtype=DTYPES[self.config.compute_dtype],
+            offload=self.config.offload_params,
+        )
+
+    def _make_optimizer(self, total_updates: int) -> ShardedOptimizer:
+        return ShardedOptimizer(self._trained(), self.config, total_updates, reports=self.rank == 0)
+
+    def _slices(self, batch: Batch, micro_batches: Sequence[Sequence[int]]) -> Iterator[tuple[Sequence[int], Batch]]:
+        """The slices, and then as many passes of no consequence as other processes have more: whoever goes through the
+        model, or back, waits in each layer for the others. Gradients travel in the last pass."""
+        root = self._root
+        cuts = [(indices, batch.select(indices)) for indices in micro_batches]
+        runs = [bool(cut.flat("action_mask").any()) for _, cut in cuts]  # the others do not reach the model
+        total, done = self._most(sum(runs)), 0
+        for (indices, cut), through_model in zip(cuts, runs, strict=True):
+            if through_model:
+                done += 1
+                _prepare_pass(root, is_last=done == total)
+            yield indices, cut
+        for number in range(done + 1, total + 1):
+            _prepare_pass(root, is_last=number == total)
+            self._idle_pass()
+        root.reshard()  # without a backward pass, it would go on with the weights that it has gathered
+
+    def _idle_pass(self) -> None:
+        """Go through the model, and back where there are gradients, with one token and no loss."""
+        with self._pass(_idle_batch()) as (part, layout, _):
+            outputs = self._outputs(part, layout, sorted(HEAD_OUTPUTS[self._network.head]), 1.0)
+            self._backward(_nothing(outputs), outputs)
+
+    def _backward(self, loss: Tensor, outputs: Mapping[str, Tensor]) -> None:
+        if not loss.requires_grad:  # a constant; the other processes wait all the same
+            loss = loss + _nothing(outputs)
+        super()._backward(loss, outputs)
+
+    def _full(self, tensor: Tensor) -> Tensor:
+        return full_tensor(tensor, self._device.torch_device())
+
+    def _part(self, full: Tensor, like: Tensor) -> Tensor:
+        return own_part(full, like)
+
+    def _gathered(self, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Whole tensors, one after the other, where they are wanted."""
+        whole = ((name, self._full(tensor)) for name, tensor in named)
+        return {name: tensor.cpu() for name, tensor in whole if self.rank == 0}
+
+    def _most(self, number: int) -> int:
+        """The largest of the numbers that the processes give."""
+        value = torch.tensor(number, device=self._device.torch_device())
+        dist.all_reduce(value, op=dist.ReduceOp.MAX)
+        return int(value)
+
+    @property
+    def _root(self) -> FSDPModule:
+        return cast(FSDPModule, self._network)
+
+
+def _prepare_pass(root: FSDPModule, *, is_last: bool) -> None:
+    root.set_requires_gradient_sync(is_last)
+    root.set_is_last_backward(is_last)
+
+
+def _nothing(outputs: Mapping[str, Tensor]) -> Tensor:
+    """0, with the gradient 0 for all that the model gave."""
+    return torch.stack([(output * 0.0).sum() for output in outputs.values()]).sum()
+
+
+def _idle_batch() -> Batch:
+    """One trajectory of one chosen token."""
+    return Batch.from_trajectories(
+        [
+            Trajectory(
+                prompt=torch.zeros(1, dtype=torch.int64),
+                response=torch.zeros(1, dtype=torch.int64),
+                action_mask=torch.ones(1, dtype=torch.bool),
+                rollout_logprobs=torch.zeros(1),
+                versions=torch.zeros(1, dtype=torch.int64),
+                group=0,
+            )
+        ]
+    )
