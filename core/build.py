@@ -190,7 +190,9 @@ def build(
     executor = parts.manager.create_as(Executor, config.executor)
     roles: dict[str, WorkerGroup] = {}
     try:
-        specs = _specs(config, parts, spared)
+        specs = role_specs(config, parts, spared)
+        if problems := executor.validate(specs):
+            raise ConfigError("\n".join(problems))
         executor.prepare(specs)
         for spec in specs:
             roles[spec.role] = executor.start(spec)
@@ -201,7 +203,7 @@ def build(
         raise
 
 
-def _specs(config: RunConfig, parts: Parts, spared: Sequence[str]) -> list[WorkerSpec]:
+def role_specs(config: RunConfig, parts: Parts, spared: Sequence[str] = ()) -> list[WorkerSpec]:
     """The workers of every role but those that are spared, in the order in which they are started."""
     variable = parts.manager.create_as(Device, config.device).visibility_variable
     head = parts.algorithm.actor_head()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rollstock.build import Parts, choose
+from rollstock.build import Parts, choose, role_specs
 from rollstock.config import complete_config
 from rollstock.doctor.batches import examine_batches
 from rollstock.doctor.finding import Finding
@@ -15,6 +15,7 @@ from rollstock.doctor.prompts import Lengths, examine_prompts, measure_prompts
 from rollstock.doctor.training import examine_directory, examine_disk, examine_learning_rate
 from rollstock.errors import RollstockError
 from rollstock.interfaces.device import Device
+from rollstock.interfaces.executor import Executor
 from rollstock.kinds import KINDS
 from rollstock.manager import PluginManager, make_manager
 
@@ -36,6 +37,7 @@ def examine_config(config: RunConfig) -> list[Finding]:
     except RollstockError as error:
         return [*findings, *(Finding("error", "config", line) for line in _lines(error))]
     findings += examine_batches(config, parts)
+    findings += _workers(config, parts)
     lengths = _measured(parts, findings)
     try:
         model = model_facts(config.model, len(parts.tokenizer))
@@ -73,6 +75,15 @@ def _measured(parts: Parts, findings: list[Finding]) -> Lengths:
         notes = "; ".join(getattr(error, "__notes__", []))
         findings.append(Finding("error", "prompts", f"{error}" + (f" ({notes})" if notes else "")))
         return Lengths((), None)
+
+
+def _workers(config: RunConfig, parts: Parts) -> Iterator[Finding]:
+    try:
+        for problem in parts.manager.create_as(Executor, config.executor).validate(role_specs(config, parts)):
+            place, _, message = problem.partition(": ")
+            yield Finding("error", place if message else "executor", message or problem)
+    except RollstockError as error:
+        yield Finding("error", "executor", str(error))
 
 
 def _device_and_memory(config: RunConfig, parts: Parts, model: ModelFacts, lengths: Lengths) -> Iterator[Finding]:

@@ -86,3 +86,10 @@ class Executor(Plugin[C]):
     def shares_memory(self) -> bool:
         """Whether workers live in this process, so that one may use another's tensors without a copy."""
         return False
+    def validate(self, specs: Sequence[WorkerSpec]) -> Sequence[str]:
+        """What these workers, all roles of a run, ask for and cannot have; each sentence refuses the run.
+
+        Called before anything starts, and by `rollstock doctor`. Return nothing when all is well.
+        """
+        return ()
+

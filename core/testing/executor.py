@@ -80,7 +80,14 @@ def check_options(case: ExecutorCase) -> None:
 def check_start(case: ExecutorCase) -> None:
     """`start` builds `count` workers with the spec's arguments, rank and world size; groups stand side by side."""
     with case.running() as executor:
-        one, other = executor.start(spec("one", count=1)), executor.start(spec("other", count=3))
+        specs = [spec("one", count=1), spec("other", count=3)]
+        problems = executor.validate(specs)
+        expect(
+            isinstance(problems, list | tuple) and not problems,
+            f"`validate` says {problems!r} of workers that ask for nothing out of the ordinary",
+            mend="return a list of sentences, empty when all is well",
+        )
+        one, other = (executor.start(each) for each in specs)
         for group, role, count in ((one, "one", 1), (other, "other", 3)):
             expect(
                 group.role == role and group.size == count,

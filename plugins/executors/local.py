@@ -6,10 +6,11 @@ its own, and another executor.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from rollstock import ConfigError, Executor, NoOptions, RunError, WorkerGroup, WorkerSpec, hookimpl
+from rollstock import Executor, NoOptions, RunError, WorkerGroup, WorkerSpec, hookimpl
 from rollstock.dispatch import data_parallel_rank, gather, registration, split_call
 
 
@@ -63,18 +64,20 @@ class Local(Executor[NoOptions]):
         super().__init__(config)
         self._groups: list[LocalGroup] = []
 
+    def validate(self, specs: Sequence[WorkerSpec]) -> list[str]:
+        """Refuse a device other than the first, where everything in this process is."""
+        return [
+            f"roles.{spec.role}.devices: {list(spec.devices)} cannot be had: the executor 'local' keeps every worker "
+            "in this process and on its first device, 0. Leave it empty; a variable such as CUDA_VISIBLE_DEVICES says "
+            "which device is the first"
+            for spec in specs
+            if any(spec.devices)
+        ]
+
     def start(self, spec: WorkerSpec) -> WorkerGroup:
-        """Build the workers of a role, one after the other. Raises RunError for a count below 1, and ConfigError for a
-        device other than the first, where everything in this process is.
-        """
+        """Build the workers of a role, one after the other. Raises RunError for a count below 1."""
         if spec.count < 1:
             raise RunError(f"role {spec.role!r} needs at least one worker, not {spec.count}")
-        if any(spec.devices):
-            raise ConfigError(
-                f"roles.{spec.role}.devices: {list(spec.devices)} cannot be had: the executor 'local' keeps every "
-                "worker in this process and on its first device, 0. Leave it empty; a variable such as "
-                "CUDA_VISIBLE_DEVICES says which device is the first"
-            )
         workers = [spec.factory(**spec.kwargs, rank=rank, world_size=spec.count) for rank in range(spec.count)]
         group = LocalGroup(spec.role, workers)
         self._groups.append(group)

@@ -65,6 +65,7 @@ def test_a_sound_config_has_nothing_to_mend(examine: Examine) -> None:
             "roles.actor.count: 3 workers would each train a model of their own",
         ),
         ("roles.rollout.count=3", "roles.rollout.count", "warning", "16 trajectories do not divide among 3"),
+        ("roles.rollout.devices=[1]", "roles.rollout.devices", "error", "[1] cannot be had"),
         ("roles.rollout.count=17", "roles.rollout.count", "error", "17 workers for 16"),
         ("train.critic_warmup=1", "train.critic_warmup", "warning", "has no critic"),
         ("sampling.temperature=0.1", "sampling.temperature", "warning", "nearly the same"),

@@ -425,6 +425,11 @@ class RanksFromOne(Local):
         return LocalGroup(spec.role, workers)
 
 
+class RefusesAll(Local):
+    def validate(self, specs: Sequence[WorkerSpec]) -> list[str]:
+        return ["there is no room"]
+
+
 class CallsRankZero(Started):
     class group(LocalGroup):  # noqa: N801  # it is the attribute that is overridden
         def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -502,6 +507,7 @@ class ShutsDownOnce(Local):
 WRONG_EXECUTORS: list[tuple[type[Executor[Any]], str, str]] = [
     (OneWorkerOnly, "start", "size 1"),
     (RanksFromOne, "start", "rank"),
+    (RefusesAll, "start", "no room"),
     (CallsRankZero, "dispatch", "a part of the workers"),
     (SubmitsTwice, "submission", "three submitted calls"),
     (PassesFutures, "future_arguments", "cannot use a Future"),
