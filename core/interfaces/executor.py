@@ -62,6 +62,13 @@ class WorkerGroup:
 class Executor(Plugin[C]):
     """Starts groups of workers and ends them."""
 
+    def validate(self, specs: Sequence[WorkerSpec]) -> Sequence[str]:
+        """What these workers, all roles of a run, ask for and cannot have; each sentence refuses the run.
+
+        Called before anything starts, and by `rollstock doctor`. Return nothing when all is well.
+        """
+        return ()
+
     def prepare(self, specs: Sequence[WorkerSpec]) -> None:
         """Hear of all roles of a run before the first is started, in the order in which they will be.
 
@@ -86,10 +93,3 @@ class Executor(Plugin[C]):
     def shares_memory(self) -> bool:
         """Whether workers live in this process, so that one may use another's tensors without a copy."""
         return False
-    def validate(self, specs: Sequence[WorkerSpec]) -> Sequence[str]:
-        """What these workers, all roles of a run, ask for and cannot have; each sentence refuses the run.
-
-        Called before anything starts, and by `rollstock doctor`. Return nothing when all is well.
-        """
-        return ()
-
