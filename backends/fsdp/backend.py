@@ -1,8 +1,8 @@
 """The fsdp backend: one transformers model in several processes, which add up their gradients.
 
 For runs that outgrow one device. What is computed is the torch backend's, for each process's share of a batch; torch's
-`fully_shard` gathers the weights of a layer when it is needed, and hands each process its part of the gradient. Starting
-the processes is left to the executor, sharing out batches to the dispatch of calls.
+`fully_shard` gathers the weights of a layer when it is needed, and hands each process its part of the gradient.
+Starting the processes is left to the executor, sharing out batches to the dispatch of calls.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class FSDPConfig(TorchConfig):
             return
         if world_size % self.replicas:
             yield (
-                f"backend.replicas: {self.replicas} copies cannot have equal shares of {world_size} processes; choose a "
-                "divisor, or another sharding_strategy"
+                f"backend.replicas: {self.replicas} copies cannot have equal shares of {world_size} processes; choose "
+                "a divisor, or another sharding_strategy"
             )
         elif world_size == self.replicas:
             yield (

@@ -37,9 +37,9 @@ def join(device: Device[Any], *, rank: int, world_size: int, timeout_s: float) -
         return
     if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
         raise UserError(
-            f"backend fsdp: this process is number {dist.get_rank()} of {dist.get_world_size()} that work together, and "
-            f"cannot be number {rank} of {world_size} as well: give roles that share processes (colocate_with) the same "
-            "count, or processes of their own"
+            f"backend fsdp: this process is number {dist.get_rank()} of {dist.get_world_size()} that work together, "
+            f"and cannot be number {rank} of {world_size} as well: give roles that share processes (colocate_with) "
+            "the same count, or processes of their own"
         )
     if _users:  # otherwise the group is somebody else's to end
         _users += 1
