@@ -27,6 +27,8 @@ from rollstock.rundir import RunDirectory, log_to_file, stop_logging
 from rollstock.stages import Stages
 
 if TYPE_CHECKING:
+    from rollstock.profile import ProfileSettings
+    from rollstock.profile.profiler import StepProfiler
     from rollstock.checkpoint import Checkpoint
     from rollstock.run import Run
     from rollstock.schema import RunConfig
@@ -36,18 +38,23 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a run ended. status: `finished`, `interrupted`, or `checked` for a dry run."""
+    """How a run ended. status: `finished`, `interrupted`, or `checked` for a dry run; profile: of a profiled run, as
+    `profile/profile.json` has it."""
 
     status: str
     directory: Path
     step: int
     seconds: float = 0.0
     evaluation: dict[str, float] = dataclasses.field(default_factory=dict)
+    profile: dict[str, Any] = dataclasses.field(default_factory=dict)
     message: str = ""
 
 
-def train(config: RunConfig, *, dry_run: bool = False, overwrite: bool = False) -> Outcome:
-    """Begin a run. A dry run makes every plugin, model and worker, and plays no step.
+def train(
+    config: RunConfig, *, dry_run: bool = False, overwrite: bool = False, profile: ProfileSettings | None = None
+) -> Outcome:
+    """Begin a run. A dry run makes every plugin, model and worker, and plays no step. profile: which steps are
+    profiled.
 
     Raises UserError if the config cannot work, RunError if the run fails.
     """
@@ -62,10 +69,10 @@ def train(config: RunConfig, *, dry_run: bool = False, overwrite: bool = False) 
         message = "every part of this config could be made; no step was taken"
         return Outcome(status="checked", directory=path, step=0, message=message)
     with RunDirectory.reserve(path, overwrite=overwrite).locked() as directory:
-        return _execute(config, directory, parts, checkpoint=None, is_new=True)
+        return _execute(config, directory, parts, checkpoint=None, is_new=True, profile=profile)
 
 
-def resume(path: Path, *, step: int | None = None) -> Outcome:
+def resume(path: Path, *, step: int | None = None, profile: ProfileSettings | None = None) -> Outcome:
     """Go on with a run from its newest sound checkpoint, or from the one of `step`; from the start if it has none yet.
 
     Raises UserError if there is no run, or nothing is left to do.
@@ -84,7 +91,7 @@ def resume(path: Path, *, step: int | None = None) -> Outcome:
             logger.warning("%s has no checkpoint: beginning again with the first step", path)
         for difference in record_resume(directory.manifest, checkpoint.step if checkpoint else 0):
             logger.warning("not as when the run was started: %s", difference)
-        return _execute(config, directory, parts, checkpoint=checkpoint, is_new=False)
+        return _execute(config, directory, parts, checkpoint=checkpoint, is_new=False, profile=profile)
 
 
 def _is_unfinished(config: RunConfig, checkpoint: Checkpoint) -> bool:
@@ -140,9 +147,16 @@ def _newest(config: RunConfig, directory: RunDirectory, step: int | None) -> Che
 
 
 def _execute(
-    config: RunConfig, directory: RunDirectory, parts: Parts, *, checkpoint: Checkpoint | None, is_new: bool
+    config: RunConfig,
+    directory: RunDirectory,
+    parts: Parts,
+    *,
+    checkpoint: Checkpoint | None,
+    is_new: bool,
+    profile: ProfileSettings | None,
 ) -> Outcome:
     """Build, restore, train and close. Until everything is built, a new run leaves its directory as it was."""
+    profiler = _profiler(config, parts, profile, done=checkpoint.step if checkpoint else 0)
     began = time.monotonic()
     with ExitStack() as stack:
         interrupt = stack.enter_context(Interrupt())
@@ -168,8 +182,21 @@ def _execute(
         step=run.progress.step,
         seconds=time.monotonic() - began,
         evaluation=run.last_evaluation if status == "finished" else {},
+        profile=profiler.summary.as_dict() if profiler is not None and profiler.summary is not None else {},
         message=message,
     )
+
+def _profiler(config: RunConfig, parts: Parts, settings: ProfileSettings | None, *, done: int) -> StepProfiler | None:
+    """Have some of the steps after the first `done` profiled. Raises UserError if the run takes none of them."""
+    if settings is None:
+        return None
+    from rollstock.profile.profiler import StepProfiler
+
+    first, last = settings.chosen(done, config.train.steps)
+    profiler = StepProfiler(first, last, max_events=settings.max_events)
+    parts.manager.register("core:profile", profiler)
+    return profiler
+
 
 
 def _begin(config: RunConfig, directory: RunDirectory, parts: Parts) -> None:

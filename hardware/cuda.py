@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +75,10 @@ class CUDA(Accelerator[CUDAConfig]):
     def visibility_variable(self) -> str | None:
         """See `Device.visibility_variable`."""
         return "CUDA_VISIBLE_DEVICES"
+
+    def profiler_activities(self) -> Sequence[Any]:
+        """See `Device.profiler_activities`."""
+        return (torch.profiler.ProfilerActivity.CUDA,)
 
     def statistics(self) -> dict[str, float]:
         """See `Device.statistics`: per cent busy, degrees, MHz and watts; nothing without the package nvidia-ml-py."""

@@ -78,9 +78,11 @@ def _add_runs(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     _add_config(train)
     train.add_argument("--dry-run", action="store_true", help="make every part of the run, take no step, write nothing")
     train.add_argument("--overwrite", action="store_true", help="throw away the run that is in the directory")
+    _add_profile(train)
     resume = add("resume", "runs:resume", "go on with a run from its newest checkpoint")
     resume.add_argument("run", metavar="RUN", type=Path, help="the run's directory")
     resume.add_argument("--step", type=int, help="go on from the checkpoint of this step")
+    _add_profile(resume)
     evaluate = add("eval", "runs:evaluate", "evaluate a run's checkpoint on held-out tasks")
     evaluate.add_argument("run", metavar="RUN", type=Path, help="the run's directory")
     evaluate.add_argument("--step", type=int, help="evaluate the checkpoint of this step")
@@ -114,6 +116,19 @@ def _add_new(new: argparse.ArgumentParser) -> None:
 def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", type=Path, help="a config file")
     parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="values put over the file's")
+
+
+def _add_profile(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="show where the time and memory of a step go; writes profile/",
+    )
+    parser.add_argument(
+        "--profile-steps",
+        metavar="STEPS",
+        help="those to profile, such as 3 or 2-3; default: the second that is run",
+    )
 
 
 def _step(text: str) -> int | str:

@@ -8,14 +8,16 @@ import argparse
 import dataclasses
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rollstock.cli.output import Output
-from rollstock.errors import RunError
+from rollstock.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from rollstock.launch import Outcome
+    from rollstock.profile import ProfileSettings
 
 _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",  # its threads and the reward processes, which are forked, do not go together
@@ -26,6 +28,9 @@ _ENVIRONMENT = {
 
 def train(options: argparse.Namespace, output: Output) -> int:
     """Begin a run."""
+    profile = _profile(options)
+    if profile is not None and options.dry_run:
+        raise UserError("--dry-run takes no step, so there is nothing to profile; leave out one of the two")
     prepare_environment()
     from rollstock.config import load_config
 
@@ -33,18 +38,19 @@ def train(options: argparse.Namespace, output: Output) -> int:
     from rollstock.launch import train as launch
 
     with output.others():
-        outcome = launch(config, dry_run=options.dry_run, overwrite=options.overwrite)
+        outcome = launch(config, dry_run=options.dry_run, overwrite=options.overwrite, profile=profile)
     return _end(outcome, output)
 
 
 def resume(options: argparse.Namespace, output: Output) -> int:
     """Go on with a run."""
+    profile = _profile(options)
     _expect_run(options.run)
     prepare_environment()
     from rollstock.launch import resume as launch
 
     with output.others():
-        outcome = launch(options.run, step=options.step)
+        outcome = launch(options.run, step=options.step, profile=profile)
     return _end(outcome, output)
 
 
@@ -75,6 +81,15 @@ def export(options: argparse.Namespace, output: Output) -> int:
     return 0
 
 
+def _profile(options: argparse.Namespace) -> ProfileSettings | None:
+    """What to profile; naming steps asks for it too."""
+    if not options.profile and options.profile_steps is None:
+        return None
+    from rollstock.profile import ProfileSettings, parse_steps
+
+    return ProfileSettings(steps=None if options.profile_steps is None else parse_steps(options.profile_steps))
+
+
 def _expect_run(path: Path) -> None:
     """Refuse what is no run before torch is imported, which takes seconds."""
     from rollstock.rundir import RunDirectory
@@ -94,8 +109,21 @@ def _end(outcome: Outcome, output: Output) -> int:
     """Say how a run ended; the exit code."""
     if output.as_json:
         output.json(dataclasses.asdict(outcome))
+    if outcome.profile:
+        _print_profile(outcome.profile, output)
     if outcome.status != "checked":
         output.line(f"{outcome.status} after step {outcome.step} in {outcome.seconds:.1f} s: {outcome.directory}")
     if outcome.message:
         output.line(outcome.message)
     return RunError.exit_code if outcome.status == "interrupted" else 0
+
+
+def _print_profile(summary: Mapping[str, Any], output: Output) -> None:
+    """The tables of a profile, and what must be known to read them."""
+    from rollstock.profile.table import tables
+
+    for title, headings, rows in tables(summary):
+        output.table(headings, rows, title=title)
+        output.line()
+    for note in summary["notes"]:
+        output.line(f"- {note}")

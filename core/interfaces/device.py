@@ -4,6 +4,7 @@ alone."""
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,11 @@ class Device(Plugin[C]):
     @abstractmethod
     def visibility_variable(self) -> str | None:
         """The environment variable that hides devices from a process, if there is one."""
+
+    def profiler_activities(self) -> Sequence[Any]:
+        """What `torch.profiler` calls this chip's work (members of `ProfilerActivity`), so that a profile shows it beside
+        the CPU's; nothing where torch's profiler knows no such chip."""
+        return ()
 
     def statistics(self) -> dict[str, float]:
         """Numbers worth logging: utilisation, temperature, clock, as far as the chip tells; names without prefix."""

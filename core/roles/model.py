@@ -23,13 +23,14 @@ from rollstock.metrics import Metric, Metrics, merge_metrics
 from rollstock.micro import Loss, MicroBatch, Totals
 from rollstock.placement import device_index
 from rollstock.restart import ROUTER_STATE
+from rollstock.roles.profiled import ProfiledWorker
 from rollstock.seeding import derive_seed
 
 if TYPE_CHECKING:
     from rollstock.schema import RunConfig
 
 
-class ModelWorker:
+class ModelWorker(ProfiledWorker):
     """Holds one model through a backend; scores batches with it and, where it is trainable, updates it."""
 
     def __init__(

@@ -14,13 +14,14 @@ from rollstock.interfaces.rollout import GenerationRequest, GenerationResult, Ro
 from rollstock.interfaces.router import Router
 from rollstock.manager import make_manager
 from rollstock.placement import device_index
+from rollstock.roles.profiled import ProfiledWorker
 from rollstock.tokens import load_tokenizer
 
 if TYPE_CHECKING:
     from rollstock.schema import RunConfig
 
 
-class RolloutWorker:
+class RolloutWorker(ProfiledWorker):
     """Holds one generation engine."""
 
     def __init__(self, *, config: RunConfig, model: ModelSpec, rank: int = 0, world_size: int = 1) -> None:
