@@ -12,6 +12,7 @@ from rollstock.doctor.finding import Finding
 from rollstock.doctor.memory import Load, examine_memory
 from rollstock.doctor.model import ModelFacts, model_facts
 from rollstock.doctor.prompts import Lengths, examine_prompts, measure_prompts
+from rollstock.doctor.rewards import examine_rewards, model_bytes
 from rollstock.doctor.training import examine_directory, examine_disk, examine_learning_rate
 from rollstock.errors import RollstockError
 from rollstock.interfaces.device import Device
@@ -38,6 +39,7 @@ def examine_config(config: RunConfig) -> list[Finding]:
         return [*findings, *(Finding("error", "config", line) for line in _lines(error))]
     findings += examine_batches(config, parts)
     findings += _workers(config, parts)
+    findings += examine_rewards(config.rewards if "reward" in parts.roles else [])
     lengths = _measured(parts, findings)
     try:
         model = model_facts(config.model, len(parts.tokenizer))
@@ -103,5 +105,6 @@ def _device_and_memory(config: RunConfig, parts: Parts, model: ModelFacts, lengt
         prompt_tokens=min(lengths.longest, limit) if limit is not None else lengths.longest,
         new_tokens=config.sampling.max_new_tokens,
         samples_per_prompt=parts.algorithm.samples_per_prompt,
+        reward_bytes=model_bytes(config.rewards),
     )
     yield from examine_memory(model, load, device=str(config.device.name), total=memory.total, free=memory.free)

@@ -21,7 +21,7 @@ from rollstock.units import format_bytes, format_count
 FLOAT = 4
 PROGRAM = 512 << 20
 """Python, torch and its libraries, or the context of a chip."""
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
 # Activations that a layer keeps for the backward pass, per token: inputs of the norms, of query, key and value, of the
 # output product, of the feed-forward net and of its gate, and the residual sums: about 12 vectors of the hidden size
 # and 4 of the intermediate size. Attention itself keeps no square of the length with fused kernels.
@@ -40,6 +40,8 @@ class Load:
     prompt_tokens: int
     new_tokens: int
     samples_per_prompt: int = 1
+    reward_bytes: int = 0
+    """Of the models that score, which live on the same device."""
 
     @property
     def micro_batch_sequences(self) -> int:
@@ -73,13 +75,15 @@ def estimate(model: ModelFacts, load: Load) -> dict[str, int]:
     }
     if "reference" in load.roles:
         parts["reference model"] = FLOAT * size
+    if "reward" in load.roles:
+        parts["reward models"] = load.reward_bytes
     if "critic" in load.roles:
         parts["critic with optimizer"] = FLOAT * (size + 3 * trained)
     return {name: value for name, value in parts.items() if value}
 
 
 def _activations(model: ModelFacts, load: Load) -> int:
-    width = _BYTES.get(str(load.backend.get("compute_dtype", "float32")), FLOAT)
+    width = BYTES.get(str(load.backend.get("compute_dtype", "float32")), FLOAT)
     layer = (_HIDDEN_VECTORS * model.hidden_size + _INTERMEDIATE_VECTORS * model.intermediate_size) * width
     if load.backend.get("activation_checkpointing"):
         kept = model.num_layers * model.hidden_size * FLOAT + layer
@@ -96,7 +100,7 @@ def _logits(model: ModelFacts, load: Load) -> int:
 
 
 def _generation(model: ModelFacts, load: Load, *, shares_weights: bool) -> dict[str, int]:
-    width = _BYTES.get(str(load.rollout.get("dtype", "float32")), FLOAT)
+    width = BYTES.get(str(load.rollout.get("dtype", "float32")), FLOAT)
     limit = load.rollout.get("max_batch")
     batch = min(load.num_sequences, limit) if isinstance(limit, int) else load.num_sequences
     cache = batch * (load.prompt_tokens + load.new_tokens) * model.num_layers * model.cache_width * width
@@ -132,6 +136,7 @@ def _advice(largest: str, load: Load) -> str:
         "logits": ["lower scheduler.tokens_per_micro_batch", "lower sampling.max_new_tokens"],
         "key-value cache": ["lower rollout.max_batch", "lower sampling.max_new_tokens"],
         "logits of sampling": ["lower rollout.max_batch"],
+        "reward models": ["score with a smaller model, or in bfloat16"],
         "reference model": ["do without a KL penalty, so that no reference is needed"],
     }.get(largest, ["train adapters (backend.lora.rank: 16)", "take a smaller model"])
     sections = {"backend": load.backend, "rollout": load.rollout, "scheduler": load.scheduler}

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from rollstock.cli import main
 from rollstock.config import load_config
@@ -131,6 +133,24 @@ def test_offline_data_without_responses_is_an_error(examine: Examine) -> None:
     finding = examine("algorithm=sft")["prompts"]
     assert finding.severity == "error"
     assert "holds no responses" in finding.message
+
+
+def test_a_reward_model_is_looked_for_and_counted_in_memory(examine: Examine, tmp_path: Path) -> None:
+    missing = examine(f"rewards=[environment, {{name: model, path: {tmp_path}/judge}}]")["rewards.1.path"]
+    assert (missing.severity, missing.message) == (
+        "warning",
+        f"there is no {tmp_path}/judge on this machine, where the reward 'model' may look for it",
+    )
+    (tmp_path / "judge").mkdir()
+    weights = {"a": torch.zeros(3 << 20, 4, dtype=torch.int8), "b": torch.zeros(4 << 20, dtype=torch.int8)}
+    save_file(weights, tmp_path / "judge" / "model.safetensors")
+    (tmp_path / "judge" / "broken.safetensors").write_bytes(b"no tensors")
+    for dtype, size in {"float32": "64 MiB", "bfloat16": "32 MiB"}.items():
+        found = examine(f"rewards=[{{name: model, path: {tmp_path}/judge, dtype: {dtype}}}]")
+        assert "rewards.0.path" not in found
+        assert f"reward models {size}" in found["memory of the run"].message
+    offline = examine(f"rewards=[{{name: model, path: {tmp_path}/other}}]", "algorithm=sft")
+    assert "rewards.0.path" not in offline  # nobody is asked for a score
 
 
 def test_a_run_without_any_evaluation_is_mentioned(examine: Examine) -> None:
