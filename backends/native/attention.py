@@ -149,13 +149,16 @@ def shared_attention(
     return output[None], None
 
 
-def decode_rows(batch: SharedBatch, index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def decode_rows(
+    batch: SharedBatch, index: int, query: Tensor, key: Tensor, value: Tensor, *, scaled: bool = False
+) -> Tensor:
     """Attention of a decoding step in the layer `index`, as the prefill was told to do it: one token of each row.
 
-    query `[B, H, D]`, key and value `[B, Hkv, D]`; returns `[B, H, D]`.
+    query `[B, H, D]`, key and value `[B, Hkv, D]`; returns `[B, H, D]`. scaled: the queries are multiplied with the
+    scale of the scores already.
     """
     scale, window = batch.settings[index]
-    return _decode(batch, batch.layer(index), query, key, value, scale=scale, window=window)
+    return _decode(batch, batch.layer(index), query, key, value, scale=1.0 if scaled else scale, window=window)
 
 
 def _prefill(
@@ -210,19 +213,20 @@ def _decode(
         keys, values = keys[:, :, -window:], values[:, :, -window:]
     rows, heads, size = query.shape
     kv_heads = key.shape[1]
-    query = (query * scale).reshape(rows, kv_heads, heads // kv_heads, size)
-    own = torch.matmul(query, keys.transpose(2, 3))  # [B, Hkv, H / Hkv, t]
+    query = (query if scale == 1 else query * scale).reshape(rows, kv_heads, heads // kv_heads, size).contiguous()
     prefix_keys, prefix_values = cache.prefix()
     mask = batch.prefix_mask(kv_heads, window, query.dtype)
     boxed = _to_groups(batch, query)  # [G * Hkv, n * H / Hkv, D]
     box_keys = prefix_keys.flatten(0, 1).transpose(1, 2)
     shared = torch.bmm(boxed, box_keys) if mask is None else torch.baddbmm(mask, boxed, box_keys)
-    scores = torch.cat([_to_rows(batch, shared, kv_heads, heads // kv_heads), own], dim=-1)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     split = prefix_keys.shape[2]
+    scores = query.new_empty((*query.shape[:3], split + keys.shape[2]))  # [B, Hkv, H / Hkv, P + t]
+    _to_rows(batch, shared, scores[..., :split], add=False)
+    scores[..., split:] = torch.matmul(query, keys.transpose(2, 3))
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     output = torch.matmul(weights[..., split:], values)
     boxed = torch.bmm(_to_groups(batch, weights[..., :split]), prefix_values.flatten(0, 1))
-    output = output + _to_rows(batch, boxed, kv_heads, heads // kv_heads)
+    _to_rows(batch, boxed, output, add=True)
     return output.reshape(rows, heads, -1)
 
 
@@ -232,15 +236,23 @@ def _to_groups(batch: SharedBatch, rows: Tensor) -> Tensor:
     if batch.slots is not None:
         rows = rows.new_zeros((groups * most, *rows.shape[1:])).index_copy(0, batch.slots, rows)
     _, kv_heads, repeats, size = rows.shape
-    boxed = rows.view(groups, most, kv_heads, repeats, size).transpose(1, 2)
+    boxed = rows.unflatten(0, (groups, most)).transpose(1, 2)
     return boxed.reshape(groups * kv_heads, most * repeats, size)
 
 
-def _to_rows(batch: SharedBatch, boxed: Tensor, kv_heads: int, repeats: int) -> Tensor:
-    """[G * Hkv, n * r, X] back to [B, Hkv, r, X]."""
+def _to_rows(batch: SharedBatch, boxed: Tensor, rows: Tensor, *, add: bool) -> None:
+    """Write [G * Hkv, n * r, X] to `rows` [B, Hkv, r, X], or add it to what is there."""
     groups, most = len(batch.lengths), batch.per_group
-    rows = boxed.view(groups, kv_heads, most, repeats, -1).transpose(1, 2).reshape(groups * most, kv_heads, repeats, -1)
-    return rows if batch.slots is None else rows[batch.slots]
+    _, kv_heads, repeats, size = rows.shape
+    found = boxed.view(groups, kv_heads, most, repeats, size).transpose(1, 2)  # [G, n, Hkv, r, X]
+    if batch.slots is None:
+        rows = rows.unflatten(0, (groups, most))
+    else:
+        found = found.reshape(groups * most, kv_heads, repeats, size)[batch.slots]
+    if add:
+        rows.add_(found)
+    else:
+        rows.copy_(found)
 
 
 AttentionInterface.register(IMPLEMENTATION, shared_attention)

@@ -67,22 +67,38 @@ def packed_attention(
         )
     if options.get("position_bias") is not None:
         raise RuntimeError(f"{type(module).__name__} adds a position bias, which packed attention does not know")
+    states = (part[0].transpose(0, 1) for part in (query, key, value))
+    stream = attend_stream(*states, layout, attention_mask, scaling=scaling, softcap=softcap, sinks=s_aux)
+    return stream.unsqueeze(0), None
+
+
+def attend_stream(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    mask: Tensor | None = None,
+    *,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention of a stream: query [L, H, D], key and value [L, K, D] to [L, H, D]. `mask`: `position_mask`'s."""
     queries, keys, values = (_by_call(states, layout) for states in (query, key, value))
     keys, values = _with_prefix(keys, layout), _with_prefix(values, layout)
     outputs = [
-        _attend(q, k, v, _visible(call, attention_mask), scaling=scaling, softcap=softcap, sinks=s_aux)
+        _attend(q, k, v, _visible(call, mask), scaling=scaling, softcap=softcap, sinks=sinks)
         for call, q, k, v in zip(layout.calls, queries, keys, values, strict=True)
     ]
     rows = [output.transpose(1, 2).flatten(0, 1) for output in outputs]
     stream = rows[0] if len(rows) == 1 else torch.cat(rows)
     if layout.rows is not None and layout.places is not None:
         stream = _FromRows.apply(stream, layout.rows, layout.places)  # type: ignore[no-untyped-call]  # torch's own
-    return stream.unsqueeze(0), None
+    return stream
 
 
-def _by_call(states: Tensor, layout: Layout) -> list[Tensor]:
-    """[1, H, L, D] to one [size, H, width, D] a call."""
-    stream = states[0].transpose(0, 1)
+def _by_call(stream: Tensor, layout: Layout) -> list[Tensor]:
+    """[L, H, D] to one [size, H, width, D] a call."""
     if layout.rows is not None and layout.places is not None:
         stream = _ToRows.apply(stream, layout.rows, layout.places)  # type: ignore[no-untyped-call]  # torch's own
     parts = stream.split([call.size * call.width for call in layout.calls])

@@ -32,10 +32,11 @@ from rollstock import (
     merge_metrics,
 )
 from rollstock.backends.classification import classifier_config, saved_score_weight, score_weight_name
+from rollstock.backends.llama import OtherPartsError
 from rollstock.backends.models import build_model, checkpoint_weights
 from rollstock.backends.moe import Record
 from rollstock.backends.torch import lora
-from rollstock.backends.torch.check import check_network
+from rollstock.backends.torch.check import check_network, lean_layers
 from rollstock.backends.torch.config import TorchConfig
 from rollstock.backends.torch.layout import Layout, make_layout
 from rollstock.backends.torch.network import VALUE_HEAD, Network
@@ -88,6 +89,7 @@ class PackedBackend(Backend[T]):
             network.requires_grad_(False)
         elif self.config.activation_checkpointing:
             _checkpoint_activations(built)
+        self._choose_layers(network)
         self._network = network
         self._spread()
         self._optimizer = self._make_optimizer(total_updates) if trainable else None
@@ -101,6 +103,24 @@ class PackedBackend(Backend[T]):
 
     def _make_optimizer(self, total_updates: int) -> Optimizer:
         return Optimizer(self._trained(), self.config, total_updates)
+
+    def _choose_layers(self, network: Network) -> None:
+        """Raises UserError if `layers: lean` is asked for and cannot be."""
+        if self.config.layers == "modules":
+            return
+        try:
+            if self.config.compute_dtype != "float32":  # lower precisions round at places of their own
+                raise OtherPartsError(f"products in {self.config.compute_dtype} are left to modules")
+            network.lean = lean_layers(
+                network,
+                share_prompts=self.config.share_prompts,
+                checkpointed=self.config.activation_checkpointing,
+            )
+        except OtherPartsError as reason:
+            if self.config.layers == "lean":
+                raise UserError(
+                    f"backend.layers: lean does not work with this model: {reason}; choose auto"
+                ) from reason
 
     @torch.no_grad()
     def forward(

@@ -13,14 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from rollstock import HEAD_OUTPUTS, Batch, Trajectory, UserError
+from rollstock.backends.llama import OtherPartsError, llama_parts
 from rollstock.backends.torch import attention
 from rollstock.backends.torch.layout import make_layout
+from rollstock.backends.torch.lean import LeanLayers
 from rollstock.backends.torch.network import Network
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _TOLERANCE = 1e-3  # of the largest hidden value; rounding stays far below it, a neighbour's influence far above
+_ROUNDING = 1e-4  # the same, between two ways to compute one thing
 _PROMPTS = (5, 3, 5)
 _RESPONSES = (4, 6, 2)
 
@@ -38,6 +41,25 @@ def check_network(network: Network, *, share_prompts: bool) -> None:
     if not _close(packed, _alone(network, batch)):
         raise UserError(_refusal(model, "its sequences then influence one another"))
     network.plain_head = "logprobs" in HEAD_OUTPUTS[network.head] and _has_plain_head(network, batch)
+
+
+@torch.no_grad()
+def lean_layers(network: Network, *, share_prompts: bool, checkpointed: bool) -> LeanLayers:
+    """What can run the layers of a checked network in place of its modules. Raises OtherPartsError, saying why, where
+    nothing can: by the model's parts, or by its numbers."""
+    if "logprobs" in HEAD_OUTPUTS[network.head] and not network.plain_head:
+        raise OtherPartsError("its logits are not those of its output embedding alone")
+    if network.model.dtype != torch.float32:
+        raise OtherPartsError(f"its weights are {network.model.dtype}")
+    lean = LeanLayers(llama_parts(network.model), network.model.config, checkpointed=checkpointed)
+    layout = make_layout(_probe(network.vocabulary), share_prompts=share_prompts).to(network.model.device)
+    try:
+        found = lean.hidden(layout)
+    except RuntimeError as error:  # shapes that do not fit, as where only a part of each head is turned
+        raise OtherPartsError(f"its layers fit no others ({error})") from error
+    if not _close(found, network.hidden(layout), _ROUNDING):
+        raise OtherPartsError("its numbers are others than a Llama's")
+    return lean
 
 
 def _refusal(model: PreTrainedModel, reason: str) -> str:
@@ -102,7 +124,7 @@ def _has_plain_head(network: Network, batch: Batch) -> bool:
     return len(heads) == 1 and torch.equal(heads[0], logits)
 
 
-def _close(found: Tensor, expected: Tensor) -> bool:
+def _close(found: Tensor, expected: Tensor, tolerance: float = _TOLERANCE) -> bool:
     if found.shape != expected.shape or not bool(expected.isfinite().all()):
         return False
-    return float((found - expected).abs().max()) <= _TOLERANCE * float(expected.abs().max())
+    return float((found - expected).abs().max()) <= tolerance * float(expected.abs().max())

@@ -44,6 +44,11 @@ class TorchConfig:
         "float32", "type of matrix products; the weights that the optimizer changes stay float32"
     )
     share_prompts: bool = option(True, "compute a prompt that several responses of a micro-batch share only once")
+    layers: Literal["auto", "lean", "modules"] = option(
+        "auto",
+        "lean runs the layers of Llama-like models in float32 from their weights, in fewer operations and less memory; "
+        "modules runs any model's own; auto takes lean where its numbers are the model's",
+    )
     activation_checkpointing: bool = option(
         False, "keep only each layer's input, and compute the layer again in the backward pass"
     )

@@ -18,6 +18,7 @@ from rollstock.algorithms.functional import logprobs_and_entropy
 from rollstock.backends.models import named_weights
 from rollstock.backends.torch import attention
 from rollstock.backends.torch.layout import Layout
+from rollstock.backends.torch.lean import LeanLayers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -55,6 +56,8 @@ class Network(nn.Module):
         self.logits_bytes = logits_bytes
         self.plain_head = False
         """Whether logits are the output embedding of the hidden states and no more, so that parts can be computed."""
+        self.lean: LeanLayers | None = None
+        """What runs the layers in place of the modules."""
 
     def forward(
         self, layout: Layout, outputs: Sequence[str], index: Tensor, targets: Tensor, temperature: float
@@ -71,7 +74,9 @@ class Network(nn.Module):
             logits, hidden = self._logits(layout, index)
             found["logprobs"], found["entropy"] = logprobs_and_entropy(logits, targets, temperature=temperature)
         else:
-            hidden = self.hidden(layout).index_select(0, index)
+            hidden = (
+                self.hidden(layout).index_select(0, index) if self.lean is None else self.lean.hidden(layout, index)
+            )
             if wants_logprobs:
                 found["logprobs"], found["entropy"] = self._score(hidden, targets, temperature)
         for name in {"values", "token_scores"}.intersection(outputs):
@@ -144,7 +149,7 @@ class Network(nn.Module):
         return logits, kept[0][0].index_select(0, index)
 
     def _score(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        head: Callable[[Tensor], Tensor] = self.model.get_output_embeddings()
+        head: Callable[[Tensor], Tensor] = self.model.get_output_embeddings() if self.lean is None else self.lean.head
 
         def score(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
             return logprobs_and_entropy(head(states), ids, temperature=temperature)

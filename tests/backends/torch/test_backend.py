@@ -54,7 +54,9 @@ def test_the_conformance_kit_passes_with_other_options(options: dict[str, Any], 
 def test_activation_checkpointing_changes_no_weight(
     name: str, make_backend: Make, make_spec: Any, batch: Batch
 ) -> None:
-    kept, again = (make_backend(make_spec(name), activation_checkpointing=flag) for flag in (False, True))
+    kept, again = (
+        make_backend(make_spec(name), activation_checkpointing=flag, layers="modules") for flag in (False, True)
+    )
     calls = {id(kept): 0, id(again): 0}
     for backend in (kept, again):
 

@@ -44,7 +44,7 @@ def forward(backend: TorchBackend, batch: Batch, *outputs: str) -> dict[str, Ten
 def test_one_pass_gives_log_probs_and_values_with_gradients_through_both(
     name: str, make_network: Any, make_backend: Make, make_spec: Any, batch: Batch
 ) -> None:
-    shared = make_backend(make_spec(name, head="lm+value"))
+    shared = make_backend(make_spec(name, head="lm+value"), layers="modules")
     calls: list[int] = []
     shared._network.body.register_forward_pre_hook(lambda *_: calls.append(1))
     for _ in range(3):
