@@ -33,6 +33,7 @@ from rollstock.testing.backend_case import (
 from rollstock.testing.backend_state import LASTING
 from rollstock.testing.batches import make_trajectory
 from rollstock.testing.kit import Report, expect, fail, run_checks
+from rollstock.testing.routed import check_router
 from rollstock.testing.subject import Subject
 from rollstock.testing.subject import check_options as check_plugin_options
 from rollstock.weights import fingerprint
@@ -256,5 +257,6 @@ CHECKS = (
     check_update,
     check_skipping,
     check_empty,
+    check_router,
     *LASTING,
 )

@@ -20,6 +20,7 @@ from rollstock.testing import models
 from rollstock.testing.engine import MAX_NEW_TOKENS, PROMPTS, RolloutCase, requests
 from rollstock.testing.kit import NotApplicable, Report, expect, fail, run_checks
 from rollstock.testing.rollout_weights import WEIGHTS
+from rollstock.testing.routed import check_steering
 from rollstock.testing.subject import Subject
 from rollstock.testing.subject import check_options as check_plugin_options
 
@@ -320,6 +321,7 @@ CHECKS = (
     check_stop_ids,
     check_min_new_tokens,
     check_stop_strings,
+    check_steering,
     *WEIGHTS,
     check_refusals,
     check_close,
