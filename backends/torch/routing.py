@@ -57,13 +57,18 @@ class StreamRouting:
         )
 
     def observe(self, record: Record, batch: Batch, layout: Layout, totals: Totals) -> tuple[Tensor | None, Metrics]:
-        """Count a micro-batch that was just read; returns the router's loss of it, and that as a metric."""
-        index = layout.responses.to(record.tokens.keys.device)
+        """Count a micro-batch that was just read; returns the router's loss of it, and that as a metric.
+
+        Trajectories in which the policy chose nothing do not count.
+        """
+        rows = batch.rows()
+        acts = batch.mask.any(dim=1)[rows]  # a slice of trajectories without any action is not read at all
+        rows, index = (each[acts].to(record.tokens.keys.device) for each in (rows, layout.responses))
         routings = [record.routing(layer.index, index) for layer in self.routed.layers]
         captured = record.tokens.captured
         known = None if captured is None else (captured[index] != missing(captured.dtype)).flatten(1).all(dim=1)
         self._counts.add(routings, captured=known)
-        loss = self._router.auxiliary_loss(routings, batch.rows().to(index.device), totals.sequences)
+        loss = self._router.auxiliary_loss(routings, rows, totals.sequences)
         if loss is None:
             return None, {}
         return loss, {"moe/auxiliary_loss": Metric(float(loss.detach()), 1.0, "sum")}

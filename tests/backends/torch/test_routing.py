@@ -220,14 +220,23 @@ def test_load_entropy_and_dropped_tokens_are_counted_over_response_tokens(moe_sp
     assert 0 < metrics["moe/entropy"].value < torch.log(torch.tensor(8.0))
 
 
-def test_a_slice_without_any_action_counts_nothing(moe_spec: Callable[..., ModelSpec]) -> None:
+@pytest.mark.parametrize("cuts", [[ALL], [[0], [1, 2, 3]], [[3, 0], [2], [1]]])
+def test_a_trajectory_without_any_action_counts_nothing_wherever_it_stands(
+    cuts: list[list[int]], moe_spec: Callable[..., ModelSpec]
+) -> None:
+    """Nor does it cost anything: the same as if it were not there."""
     whole = batch()
     mask = whole.flat("action_mask").clone()
     mask[:5] = False
     whole.set_flat("action_mask", mask)
-    metrics, _ = updated(backend_of(moe_spec(), router_of("topk")), whole, [[0], [1, 2, 3]])
-    total = sum(m.weight for name, m in metrics.items() if name.startswith("moe/load/layer_00")) / 8
-    assert total == 2 * 12
+    router = router_of("topk", auxiliary_loss=0.5, bias_rate=0.1)
+    metrics, _ = updated(backend_of(moe_spec(), router), whole, cuts)
+    alone = router_of("topk", auxiliary_loss=0.5, bias_rate=0.1)
+    expected, _ = updated(backend_of(moe_spec(), alone), whole.select([1, 2, 3]), [[0, 1, 2]])
+    assert sum(m.weight for name, m in metrics.items() if name.startswith("moe/load/layer_00")) / 8 == 2 * 12
+    assert metrics["moe/auxiliary_loss"].value == pytest.approx(expected["moe/auxiliary_loss"].value, rel=1e-4)
+    assert metrics["grad_norm"].value == pytest.approx(expected["grad_norm"].value, rel=1e-4)
+    assert router.state() == alone.state()
 
 
 def test_a_model_in_lower_precision_is_routed_too(moe_spec: Callable[..., ModelSpec]) -> None:
