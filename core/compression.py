@@ -1,8 +1,8 @@
-"""Gradients averaged over processes by way of a compressor, and the bytes that this takes.
+"""Gradients averaged over processes by way of a compressor, or summed part by part, and the bytes that this takes.
 
 For backends whose processes add up gradients over torch.distributed. Each process compresses its own gradients,
-everybody gets everybody's (an all-gather, since compressed numbers cannot be added on the way), and all decompress and
-average in the order of ranks, so that the results are equal to the bit. Which gradients, and when, is left to the
+everybody gets everybody's, or those of its part (compressed numbers cannot be added on the way), and decompresses and
+adds them in the order of ranks, so that the results are equal to the bit. Which gradients, and when, is left to the
 backend.
 """
 
@@ -31,8 +31,8 @@ _LENGTHS = 16
 
 @dataclass
 class Traffic:
-    """Bytes that one process has sent: `wire_bytes` with compression, `raw_bytes` what a ring all-reduce of the same
-    gradients sends without, which is 2 (p - 1) / p of their size over p processes."""
+    """Bytes that one process has sent: `wire_bytes` with compression, `raw_bytes` what a ring sends without of the same
+    gradients, which is 2 (p - 1) / p of their size over p processes, or half of that where each gets only its part."""
 
     raw_bytes: int = 0
     wire_bytes: int = 0
@@ -85,6 +85,34 @@ def average_gradients(compressor: Compressor[Any], gradients: Mapping[str, Tenso
     return Traffic(raw_bytes=2 * (size - 1) * raw // size, wire_bytes=(size - 1) * (_LENGTHS + longest))
 
 
+@torch.no_grad()
+def scatter_gradients(
+    compressor: Compressor[Any], gradient: Tensor, *, key: str, group: Group = None
+) -> tuple[Tensor, Traffic]:
+    """The sum over processes of a part of a flat gradient [p * n], as far as the compressor lets it through: the
+    process of rank r in the group gets the numbers from r * n on, [n].
+
+    The parts are known to the compressor as `<key>/<rank>`. With one process nothing crosses a network, and the
+    gradient is returned as it is. Raises RunError if another process sends a part of another key, size or type.
+    """
+    size = dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+    if size == 1:
+        return gradient, Traffic()
+    rank = dist.get_rank(group)
+    payloads = [compressor.compress(part, key=f"{key}/{to}") for to, part in enumerate(gradient.chunk(size))]
+    sent = [
+        ({f"{key}/{to}": payload}, _header({f"{key}/{to}": payload}), _body({f"{key}/{to}": payload}))
+        for to, payload in enumerate(payloads)
+    ]
+    arrived, num_sent = _swap([(header, body) for _, header, body in sent], gradient.device, size, rank, group)
+    _check_same(sent[rank][0], [header for header, _ in arrived])
+    total = gradient.new_zeros(gradient.numel() // size, dtype=torch.promote_types(gradient.dtype, torch.float32))
+    for header, body in arrived:
+        total += compressor.decompress(_read(header, body)[f"{key}/{rank}"]).to(total.device)
+    raw = gradient.numel() * gradient.element_size()
+    return total.to(gradient.dtype), Traffic(raw_bytes=(size - 1) * raw // size, wire_bytes=num_sent)
+
+
 Header: TypeAlias = "dict[str, dict[str, Any]]"
 """By the gradient's name: its shape and type, the payload's values, and its tensors as [name, type, shape]."""
 
@@ -129,9 +157,38 @@ def _exchange(
     dist.all_gather(messages, torch.nn.functional.pad(own, (0, longest - own.numel())), group=group)
     found = []
     for message, (first, whole) in zip(messages, told, strict=True):
-        described: Header = json.loads(zlib.decompress(message[:first].cpu().numpy().tobytes()))
-        found.append((described, message[first:whole].to(device)))
+        found.append((_unpacked(message[:first]), message[first:whole].to(device)))
     return found, longest
+
+
+def _swap(
+    messages: list[tuple[bytes, list[Tensor]]], device: torch.device, size: int, rank: int, group: Group
+) -> tuple[list[tuple[Header, Tensor]], int]:
+    """Send each process its message, a header and a body; returns those that came, in the order of ranks, and the bytes
+    that were sent to others."""
+    wire = torch.device("cpu") if dist.get_backend(group) == "gloo" else device
+    own = [
+        torch.cat([part.to(wire) for part in [torch.frombuffer(bytearray(header), dtype=torch.uint8), *body]])
+        for header, body in messages
+    ]
+    lengths = torch.tensor([[len(header), len(own[to])] for to, (header, _) in enumerate(messages)], device=wire)
+    all_lengths = [torch.empty_like(lengths) for _ in range(size)]
+    dist.all_gather(all_lengths, lengths, group=group)
+    told: list[tuple[int, int]] = [(int(theirs[rank, 0]), int(theirs[rank, 1])) for theirs in all_lengths]
+    incoming = torch.empty(sum(whole for _, whole in told), dtype=torch.uint8, device=wire)
+    dist.all_to_all_single(
+        incoming, torch.cat(own), [whole for _, whole in told], [len(message) for message in own], group=group
+    )
+    found = []
+    for (first, whole), message in zip(told, incoming.split([whole for _, whole in told]), strict=True):
+        found.append((_unpacked(message[:first]), message[first:whole].to(device)))
+    others = sum(len(message) for to, message in enumerate(own) if to != rank)
+    return found, others + (size - 1) * _LENGTHS * size
+
+
+def _unpacked(header: Tensor) -> Header:
+    described: Header = json.loads(zlib.decompress(header.cpu().numpy().tobytes()))
+    return described
 
 
 def _check_same(payloads: Mapping[str, Payload], headers: list[Header]) -> None:

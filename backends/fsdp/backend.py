@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from rollstock import (
     HEAD_OUTPUTS,
     BackendState,
     Batch,
+    Compressor,
     Device,
     LossFunction,
     Metrics,
@@ -30,11 +30,13 @@ from rollstock import (
     fingerprint,
 )
 from rollstock.backends.fsdp import processes
+from rollstock.backends.fsdp.compression import GradientCompression
 from rollstock.backends.fsdp.config import FSDPConfig
 from rollstock.backends.fsdp.optimizer import ShardedOptimizer
-from rollstock.backends.fsdp.sharding import full_tensor, make_mesh, own_part, shard_network
+from rollstock.backends.fsdp.sharding import SHARD, full_tensor, make_mesh, own_part, shard_network
 from rollstock.backends.torch.backend import DTYPES, PackedBackend
 from rollstock.backends.torch.network import Network
+from rollstock.compression import Traffic
 
 if TYPE_CHECKING:
     from rollstock import RunConfig
@@ -45,12 +47,18 @@ class FSDPBackend(PackedBackend[FSDPConfig]):
 
     trains_together = True
 
-    _mesh: DeviceMesh
+    _compressor: Compressor[Any] | None = None
+    _compression: GradientCompression | None = None
+    _num_passes = 0
     _joined = False
 
     def validate(self, config: RunConfig, role: str) -> Sequence[str]:
         """See `Backend.validate`."""
         return list(self.config.problems(config.role(role).count))
+
+    def use_compressor(self, compressor: Compressor[Any]) -> None:
+        """See `Backend.use_compressor`."""
+        self._compressor = compressor
 
     def setup(self, model: ModelSpec, device: Device[Any], *, trainable: bool, total_updates: int) -> None:
         """See `Backend.setup`. Every process builds the whole model in its memory before it keeps a part."""
@@ -71,9 +79,15 @@ class FSDPBackend(PackedBackend[FSDPConfig]):
         totals: Totals,
     ) -> Metrics:
         """See `Backend.update`. Every process updates with the gradient of all of them, whatever its own share."""
-        return super().update(
-            batch, loss, outputs=outputs, temperature=temperature, micro_batches=micro_batches, totals=totals
-        )
+        self._num_passes = 0
+        try:
+            metrics = super().update(
+                batch, loss, outputs=outputs, temperature=temperature, micro_batches=micro_batches, totals=totals
+            )
+        except BaseException:
+            self._root.reset_iter_state()  # otherwise the next pass would go on in the middle of this one
+            raise
+        return {**metrics, **self._traffic().metrics()} if self.world_size > 1 else metrics
 
     def fingerprint(self) -> str:
         """See `Backend.fingerprint`; the same in every process."""
@@ -93,7 +107,15 @@ class FSDPBackend(PackedBackend[FSDPConfig]):
         if self._optimizer is not None:
             tensors["optimizer"] = self._gathered(self._optimizer.tensors().items())
             values["optimizer"] = self._optimizer.values()
+        if self._compression is not None:
+            tensors["compressor"], values["compressor"] = self._compression.state()
         return BackendState(tensors, values)
+
+    def load_state(self, state: BackendState) -> None:
+        """See `Backend.load_state`; of a state that any number of processes saved, or the torch backend."""
+        super().load_state(state)
+        if self._compression is not None and "compressor" in state.values:
+            self._compression.load_state(state.tensors["compressor"], state.values["compressor"], self.rank)
 
     def close(self) -> None:
         """See `Backend.close`."""
@@ -111,14 +133,19 @@ class FSDPBackend(PackedBackend[FSDPConfig]):
 
     def _spread(self) -> None:
         device = self._device.torch_device()
+        replicas = self.config.num_replicas(self.world_size)
         with processes.on_loopback():
-            self._mesh = make_mesh(device, self.world_size, self.config.num_replicas(self.world_size))
-        shard_network(
+            mesh = make_mesh(device, self.world_size, replicas)
+        compresses = self._compressor is not None
+        sharded = shard_network(
             self._network,
-            self._mesh,
+            mesh[SHARD] if compresses and replicas > 1 else mesh,
             compute_dtype=DTYPES[self.config.compute_dtype],
             offload=self.config.offload_params,
         )
+        if self._compressor is not None:
+            self._compression = GradientCompression(self._compressor, mesh)
+            self._compression.attach(sharded)
 
     def _make_optimizer(self, total_updates: int) -> ShardedOptimizer:
         return ShardedOptimizer(self._trained(), self.config, total_updates, reports=self.rank == 0)
@@ -130,6 +157,7 @@ class FSDPBackend(PackedBackend[FSDPConfig]):
         cuts = [(indices, batch.select(indices)) for indices in micro_batches]
         runs = [bool(cut.flat("action_mask").any()) for _, cut in cuts]  # the others do not reach the model
         total, done = self._most(sum(runs)), 0
+        self._num_passes = total
         for (indices, cut), through_model in zip(cuts, runs, strict=True):
             if through_model:
                 done += 1
@@ -161,6 +189,19 @@ class FSDPBackend(PackedBackend[FSDPConfig]):
         """Whole tensors, one after the other, where they are wanted."""
         whole = ((name, self._full(tensor)) for name, tensor in named)
         return {name: tensor.cpu() for name, tensor in whole if self.rank == 0}
+
+    def _traffic(self) -> Traffic:
+        """What this process has sent of gradients in an update; without a compressor, what a ring sends."""
+        if self._num_passes == 0:
+            return Traffic()
+        replicas = self.config.num_replicas(self.world_size)
+        shards = self.world_size // replicas
+        size = sum(tensor.numel() * tensor.element_size() for _, tensor in self._trained())
+        within = (shards - 1) * size // shards
+        between = 2 * (replicas - 1) * size // replicas // shards
+        if self._compression is None:
+            return Traffic(within + between, within + between)
+        return self._compression.take_traffic() + (Traffic(within, within) if replicas > 1 else Traffic())
 
     def _most(self, number: int) -> int:
         """The largest of the numbers that the processes give."""
