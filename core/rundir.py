@@ -29,6 +29,8 @@ _OWN_NAMES = (
 )
 _ELSEWHERE = "choose another with run.directory=DIR, or give this process the right to write there"
 _open_handlers: set[logging.Handler] = set()
+_levels: dict[str, int] = dict.fromkeys(("rollstock", "py.warnings"), logging.NOTSET)
+"""Of the loggers that are written to a file, before the first one was opened."""
 _STEP_FILE = re.compile(r"step-(\d+)")
 
 
@@ -206,20 +208,24 @@ def log_to_file(path: Path, level: int = logging.INFO) -> logging.Handler:
     handler.setLevel(level)
     handler.setFormatter(logging.Formatter(_LOG_FORMAT))
     handler.addFilter(MaskingFilter())
-    _open_handlers.add(handler)
     logging.captureWarnings(True)
-    for name in ("rollstock", "py.warnings"):
+    for name in _levels:
         logger = logging.getLogger(name)
+        if not _open_handlers:
+            _levels[name] = logger.level
         logger.addHandler(handler)
         logger.setLevel(min(level, logger.level or level))
+    _open_handlers.add(handler)
     return handler
 
 
 def stop_logging(handler: logging.Handler) -> None:
     """Take off and close what `log_to_file` put on."""
-    for name in ("rollstock", "py.warnings"):
-        logging.getLogger(name).removeHandler(handler)
     handler.close()
     _open_handlers.discard(handler)
+    for name, level in _levels.items():
+        logging.getLogger(name).removeHandler(handler)
+        if not _open_handlers:
+            logging.getLogger(name).setLevel(level)
     if not _open_handlers:
         logging.captureWarnings(False)  # where no log file is open, warnings go where they went before

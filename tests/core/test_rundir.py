@@ -172,6 +172,7 @@ def test_a_config_alone_is_no_run_and_a_lost_manifest_is_no_obstacle(tmp_path: P
 
 
 def test_the_log_file_takes_records_and_warnings_and_masks_secrets(tmp_path: Path) -> None:
+    levels = [logging.getLogger(name).level for name in ("rollstock", "py.warnings")]
     handler = log_to_file(tmp_path / "logs" / "controller.log")
     try:
         logging.getLogger("rollstock.anything").info("key %s", "hf_abcdefghijklmnopqrst")
@@ -184,6 +185,7 @@ def test_the_log_file_takes_records_and_warnings_and_masks_secrets(tmp_path: Pat
     logging.getLogger("rollstock.anything").info("after the end")
     with pytest.warns(UserWarning, match="not for the log"):
         warnings.warn("not for the log", UserWarning, stacklevel=1)
+    assert [logging.getLogger(name).level for name in ("rollstock", "py.warnings")] == levels
     text = (tmp_path / "logs" / "controller.log").read_text()
     assert f"key {MASK}" in text
     assert "mind the gap" in text
