@@ -1,7 +1,8 @@
 """What several folders of tests share."""
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,17 @@ settings.register_profile(
     "rollstock", deadline=None
 )  # how long an example takes says more of the machine than of the code
 settings.load_profile("rollstock")
+
+
+@pytest.fixture(autouse=True)
+def keep_environment() -> Iterator[None]:
+    """Put environment variables back: the command line sets some for its process, which here goes on."""
+    before = dict(os.environ)
+    yield
+    before.pop("PYTEST_CURRENT_TEST", None)
+    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")
@@ -54,8 +66,8 @@ def small_run() -> Callable[..., Any]:
     return make
 
 
-CLOCKED = ("timing_s/", "perf/", "rollout/tokens_per_second")
-"""How the names of metrics begin that measure time."""
+CLOCKED = ("timing_s/", "perf/", "recovery/", "rollout/tokens_per_second")
+"""How the names of metrics begin that measure time, or tell what went wrong on the way."""
 COUNTED = ("rollout/batch_size", "rollout/batches")
 """What an engine did, which depends on how many there were."""
 ROUNDED = ("training/rollout_logprob_diff_mean", "training/rollout_logprob_diff_max", "reward/", "critic/vf_explained")
