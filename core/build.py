@@ -27,6 +27,7 @@ from rollstock.interfaces.tracker import Tracker
 from rollstock.interrupt import Interrupt
 from rollstock.manager import PluginManager, make_manager
 from rollstock.offline import chosen_responses, encode_response
+from rollstock.pipeline import examine_pipeline, make_pipeline
 from rollstock.placement import brought_roles, misplaced, placed, start_order
 from rollstock.roles.model import ModelWorker
 from rollstock.roles.reward import RewardWorker
@@ -126,6 +127,7 @@ def refuse_silent_failures(config: RunConfig, algorithm: Algorithm[Any], extensi
             "(train.prompts_per_step); groups are not cut"
         )
     problems += misplaced(config)
+    problems += examine_pipeline(config, algorithm)
     if train.critic_warmup and algorithm.actor_head() == "lm+value":
         problems.append(
             f"train.critic_warmup: {train.critic_warmup} is for a critic of its own. Here the policy's model has the "
@@ -237,7 +239,7 @@ def _assemble(
     parts: Parts,
     interrupt: Interrupt,
     executor: Executor[Any],
-    roles: Mapping[str, WorkerGroup],
+    roles: dict[str, WorkerGroup],
 ) -> Run:
     sampling = sampling_of(config, parts.tokenizer)
     player = Player(
@@ -246,6 +248,7 @@ def _assemble(
         parts.tokenizer,
         max_prompt_tokens=config.sampling.max_prompt_tokens,
         overlong=config.sampling.overlong_prompt,
+        context_length=roles["rollout"].call("context_length") if config.pipeline.partial_tokens else None,
     )
     store = CheckpointStore(
         directory / "checkpoints",
@@ -262,6 +265,7 @@ def _assemble(
         extensions=parts.extensions,
         roles=roles,
         player=player,
+        pipeline=make_pipeline(config, player, parts.tokenizer, roles, interrupt),
         tasks=TaskSource(parts.environment, config.train.seed),
         trackers=Trackers(parts.trackers),
         evaluator=Evaluator(config.evaluation),

@@ -1,13 +1,16 @@
 """Episodes: tasks played to their end by the rollout role and the environment, turn by turn.
 
 For the generate stage and for evaluation. All unfinished episodes take their turns together, so that the engine sees
-full batches. What a trajectory is worth is left to the score stage.
+full batches. A turn may be asked for in several requests, so that weights can change within it. What a trajectory is
+worth is left to the score stage, how far generation runs ahead of training to `rollstock.pipeline`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import Any
 
 import torch
@@ -26,7 +29,10 @@ Generate = Callable[[Sequence[GenerationRequest], Sampling], GenerationResult]
 
 @dataclass
 class Episode:
-    """One task in play: what was given, what was said so far, as tokens and as text."""
+    """One task in play: what was given, what was said so far, as tokens and as text.
+
+    num_turns: of the policy's, how many are finished; turn_start: where in `tokens` its present one begins.
+    """
 
     task: Task
     group: int
@@ -40,9 +46,21 @@ class Episode:
     state: dict[str, Any] = field(default_factory=dict)
     finish_reason: str = ""
     routed: torch.Tensor | None = None
+    num_turns: int = 0
+    turn_start: int = 0
 
-    def take(self, completion: Completion, text: str) -> None:
-        """Append one turn of the policy."""
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far, the prompt included."""
+        return len(self.prompt) + len(self.tokens)
+
+    @property
+    def turn(self) -> list[int]:
+        """The tokens of the policy's present turn."""
+        return self.tokens[self.turn_start :]
+
+    def add(self, completion: Completion) -> None:
+        """Append what the policy said: a turn, or the next part of one."""
         self.tokens += completion.tokens
         if completion.routed_experts is not None:
             # A later turn reads the earlier ones again; what they were sampled with is what counts.
@@ -52,8 +70,25 @@ class Episode:
         self.mask += [True] * len(completion.tokens)
         self.logprobs += completion.logprobs
         self.versions += completion.versions
-        self.turns.append({"role": "assistant", "content": text})
         self.finish_reason = completion.finish_reason
+
+    def end_turn(self, text: str) -> None:
+        """Take what was added since the other side spoke as one turn."""
+        self.turns.append({"role": "assistant", "content": text})
+        self.num_turns += 1
+
+    def take(self, completion: Completion, text: str) -> None:
+        """Append one whole turn of the policy."""
+        self.add(completion)
+        self.end_turn(text)
+
+    def cut(self, length: int) -> None:
+        """Let the response end after so many tokens, at a stop text that was complete there."""
+        for column in (self.tokens, self.mask, self.logprobs, self.versions):
+            del column[length:]
+        if self.routed is not None:  # the last token was never read
+            self.routed = self.routed[: len(self.prompt) + length - 1]
+        self.finish_reason = "stop"
 
     def observe(self, reply: str, tokens: Sequence[int]) -> None:
         """Append one turn of the other side; its tokens are masked."""
@@ -62,10 +97,10 @@ class Episode:
         self.logprobs += [0.0] * len(tokens)
         self.versions += [-1] * len(tokens)
         self.turns.append({"role": "user", "content": reply})
+        self.turn_start = len(self.tokens)
 
     def trajectory(self) -> Trajectory:
         """The episode as columns want it."""
-        length = len(self.prompt) + len(self.tokens)
         return Trajectory(
             prompt=torch.tensor(self.prompt, dtype=torch.int64),
             response=torch.tensor(self.tokens, dtype=torch.int64),
@@ -75,7 +110,7 @@ class Episode:
             group=self.group,
             task_id=self.task.id,
             finish_reason=self.finish_reason,
-            routed_experts=None if self.routed is None else filled(self.routed, length),
+            routed_experts=None if self.routed is None else filled(self.routed, self.num_tokens),
             metadata={"sample": self.sample()},
         )
 
@@ -92,6 +127,27 @@ class Episode:
         )
 
 
+@dataclass(kw_only=True)
+class Play:
+    """Some tasks in play: all their episodes, those that go on, and what was measured so far.
+
+    partial_tokens: how many tokens of a response are asked for at a time; None: all that it may have.
+    """
+
+    episodes: list[Episode]
+    sampling: Sampling
+    partial_tokens: int | None = None
+    counts: PromptCounts = field(default_factory=PromptCounts)
+    active: list[Episode] = field(default_factory=list)
+    parts: list[Metrics] = field(default_factory=list)
+
+    def metrics(self) -> Metrics:
+        """What was measured, once no episode goes on."""
+        num_turns = max((episode.num_turns for episode in self.episodes), default=0)
+        played = {"rollout/max_turns": Metric(num_turns, 1.0, "max")}
+        return merge_metrics([*self.parts, self.counts.metrics(), played, length_metrics(self.episodes)])
+
+
 class Player:
     """Plays episodes. `max_new_tokens` of the sampling bounds a whole response, replies of the other side included."""
 
@@ -103,13 +159,26 @@ class Player:
         *,
         max_prompt_tokens: int | None,
         overlong: str,
+        context_length: int | None = None,
     ) -> None:
-        """`overlong` says what becomes of a prompt over `max_prompt_tokens`: `error`, `skip` or `truncate_left`."""
+        """`overlong` says what becomes of a prompt over `max_prompt_tokens`: `error`, `skip` or `truncate_left`;
+        context_length: how many tokens the model can read, None if nobody knows."""
         self._generate = generate
         self._environment = environment
         self._tokenizer = tokenizer
+        self._context_length = context_length
+        self._replying = Lock()
+        self.before_request: Callable[[], None] | None = None
+        """Called before each request, where something has to be waited for."""
         self.prompts = Prompts(tokenizer=tokenizer, limit=max_prompt_tokens, overlong=overlong)
         self._ends = set(end_ids(tokenizer))
+
+    def for_thread(self, tokenizer: Any) -> Player:
+        """The same for another thread, which has a tokenizer of its own; the environment answers one at a time."""
+        other = copy.copy(self)
+        other._tokenizer, other.prompts = tokenizer, replace(self.prompts, tokenizer=tokenizer)
+        other.before_request = None
+        return other
 
     def play(
         self, tasks: Sequence[Task], *, samples: int, sampling: Sampling, seed_of: Callable[[int, int], int]
@@ -119,43 +188,104 @@ class Player:
         Returns the episodes, those of a task side by side with the task's place as group, and what was measured. Raises
         UserError for a prompt that is too long, if that is how `overlong` has it.
         """
-        episodes: list[Episode] = []
-        counts = PromptCounts()
-        for group, task in enumerate(tasks):
-            prompt = self.prompts.encode(task, counts)
-            if prompt is not None:
-                episodes += [Episode(task, group, seed_of(group, k), prompt, state={}) for k in range(samples)]
-        parts: list[Metrics] = []
-        turn, active = 0, episodes
-        while active:
-            result = self._generate([self._request(e, turn, sampling) for e in active], sampling)
-            parts.append(result.metrics)
-            active = [
-                e
-                for e, completion in zip(active, result.completions, strict=True)
-                if self._goes_on(e, completion, sampling)
-            ]
-            turn += 1
-        played = {"rollout/max_turns": Metric(turn, 1.0, "max")}
-        return episodes, merge_metrics([*parts, counts.metrics(), played, length_metrics(episodes)])
+        play = self.begin(tasks, samples=samples, sampling=sampling, seed_of=seed_of)
+        while play.active:
+            self.advance([play])
+        return play.episodes, play.metrics()
 
-    def _request(self, episode: Episode, turn: int, sampling: Sampling) -> GenerationRequest:
-        left = sampling.max_new_tokens - len(episode.tokens)
+    def begin(
+        self,
+        tasks: Sequence[Task],
+        *,
+        samples: int,
+        sampling: Sampling,
+        seed_of: Callable[[int, int], int],
+        partial_tokens: int | None = None,
+    ) -> Play:
+        """The same, before anything is said; `advance` goes on until no episode is active."""
+        play = Play(episodes=[], sampling=sampling, partial_tokens=partial_tokens)
+        for group, task in enumerate(tasks):
+            prompt = self.prompts.encode(task, play.counts)
+            if prompt is not None:
+                play.episodes += [Episode(task, group, seed_of(group, k), prompt, state={}) for k in range(samples)]
+        play.active = list(play.episodes)
+        return play
+
+    def advance(self, plays: Iterable[Play]) -> None:
+        """One request for every active episode of the plays, all together: a turn, or the next part of one.
+
+        What the engine measured is the first play's.
+        """
+        together: dict[Sampling, list[tuple[Play, Episode]]] = {}
+        for play in plays:
+            for episode in play.active:
+                together.setdefault(_sampling(episode, play.sampling), []).append((play, episode))
+        for sampling, members in together.items():
+            requests = [self._request(episode, play) for play, episode in members]
+            if self.before_request is not None:
+                self.before_request()
+            result = self._generate(requests, sampling)
+            members[0][0].parts.append(result.metrics)
+            ended = {
+                id(episode)
+                for (play, episode), request, completion in zip(members, requests, result.completions, strict=True)
+                if not self._goes_on(play, episode, request, completion)
+            }
+            for play in {id(play): play for play, _ in members}.values():
+                play.active = [episode for episode in play.active if id(episode) not in ended]
+
+    def _request(self, episode: Episode, play: Play) -> GenerationRequest:
+        left = play.sampling.max_new_tokens - len(episode.tokens)
         return GenerationRequest(
-            prompt=tuple(episode.prompt + episode.tokens), seed=episode.seed + turn, max_new_tokens=left
+            prompt=tuple(episode.prompt + episode.tokens),
+            seed=episode.seed + episode.num_turns,
+            max_new_tokens=left if play.partial_tokens is None else min(left, play.partial_tokens),
         )
 
-    def _goes_on(self, episode: Episode, completion: Completion, sampling: Sampling) -> bool:
-        """Take a turn; True if the episode has another one."""
-        episode.take(completion, decode(self._tokenizer, completion.tokens))
-        if completion.finish_reason == "length":
+    def _goes_on(self, play: Play, episode: Episode, request: GenerationRequest, completion: Completion) -> bool:
+        """Take what was said; True if the episode has another request."""
+        before = len(episode.turn)
+        episode.add(completion)
+        cut = self._stopped_across(episode, play.sampling, before) if before and play.sampling.stop else None
+        if cut is not None:
+            surplus = len(episode.tokens) - cut
+            play.parts.append({"rollout/num_tokens_past_stop": Metric(surplus, 1.0, "sum")})
+            episode.cut(cut)
+        if self._is_unfinished(play, episode, request, completion):
+            return True
+        episode.end_turn(decode(self._tokenizer, episode.turn))
+        return episode.finish_reason != "length" and self._is_answered(episode, play.sampling)
+
+    def _is_unfinished(self, play: Play, episode: Episode, request: GenerationRequest, completion: Completion) -> bool:
+        """Whether the turn was only cut for the size of a request; fewer tokens than that are the model's own end."""
+        if episode.finish_reason != "length" or len(episode.tokens) >= play.sampling.max_new_tokens:
             return False
+        has_room = self._context_length is None or episode.num_tokens < self._context_length
+        return has_room and len(completion.tokens) == request.max_new_tokens
+
+    def _stopped_across(self, episode: Episode, sampling: Sampling, before: int) -> int | None:
+        """How long the response is where a stop text is complete that began in an earlier part of the turn, of `before`
+        tokens. The engine, which sees the parts one by one, cannot tell; only the first tokens of a part can end one.
+        """
+        turn = episode.turn
+        window = 4 * max(map(len, sampling.stop)) + 8  # a character has up to four tokens; the rest is for the decoder
+        for end in range(max(before, sampling.min_new_tokens) + 1, min(len(turn), before + window) + 1):
+            text = self._tokenizer.decode(
+                turn[max(0, end - window) : end], skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+            if any(stop in text for stop in sampling.stop):
+                return episode.turn_start + end
+        return None
+
+    def _is_answered(self, episode: Episode, sampling: Sampling) -> bool:
+        """Let the other side reply to a finished turn; True if the episode has another one."""
         environment = self._environment.plugin_name
-        with noted(f"environment {environment!r} raised this in respond, for task {episode.task.id!r}"):
+        with self._replying, noted(f"environment {environment!r} raised this in respond, for task {episode.task.id!r}"):
             reply = self._environment.respond(episode.task, episode.turns, episode.state)
         if reply is None:
             return False
-        ended = bool(completion.tokens) and completion.tokens[-1] in self._ends
+        turn = episode.turn
+        ended = bool(turn) and turn[-1] in self._ends
         chat = not isinstance(episode.task.prompt, str)
         tokens = encode_reply(self._tokenizer, reply, chat=chat, ended=ended)
         if len(episode.tokens) + len(tokens) >= sampling.max_new_tokens:
@@ -163,6 +293,12 @@ class Player:
             return False
         episode.observe(reply, tokens)
         return True
+
+
+def _sampling(episode: Episode, sampling: Sampling) -> Sampling:
+    """The sampling of an episode's next request: what the turn has already counts towards its `min_new_tokens`."""
+    said = len(episode.turn) if sampling.min_new_tokens else 0
+    return replace(sampling, min_new_tokens=max(0, sampling.min_new_tokens - said)) if said else sampling
 
 
 def greedy(sampling: Sampling) -> Sampling:

@@ -54,6 +54,11 @@ class Interrupt:
         if self._pending:
             raise InterruptedRun(self._pending)
 
+    def check_if_allowed(self) -> None:
+        """The same, in a stretch that a signal may end."""
+        if self._allowed > 0:
+            self.check()
+
     @contextmanager
     def allowed(self) -> Iterator[None]:
         """A stretch that a signal may end at any instruction."""

@@ -214,6 +214,7 @@ def _play(run: Run, directory: RunDirectory, checkpoint: Checkpoint | None) -> t
         message = _train(run, directory, checkpoint)
         status = "interrupted" if message else "finished"
     except KeyboardInterrupt:
+        run.pipeline.abandon()
         status, message = "interrupted", f"SIGINT, again: ended at once; {_way_back(run)}"
     except (Exception, SystemExit) as error:  # a plugin may call sys.exit
         logger.exception("the run failed in step %d", run.step)

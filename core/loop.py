@@ -44,6 +44,7 @@ def collect(run: Run, stages: Stages) -> Batch:
     if len(kept) > 1:
         whole = first_groups(run, whole)
     run.count_empty(len(whole) == 0)
+    run.observe_age(whole)
     return whole
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollstock.interfaces.backend import BackendState
 from rollstock.interfaces.extension import Extension
+from rollstock.pipeline import Kept
 from rollstock.plugin import distinct_names
 
 if TYPE_CHECKING:
@@ -47,8 +48,12 @@ def restore(run: Run, checkpoint: Checkpoint) -> None:
     """Put a run that was just built where the checkpoint's was. Raises UserError if a tensor does not fit the
     config."""
     state = checkpoint.state
+    goes_on = state["progress"]["step"] == run.progress.step  # then what was generated ahead still follows
     for name, value in state["progress"].items():
         setattr(run.progress, name, value)
+    if not goes_on:
+        tensors = checkpoint.tensors.get("pipeline/episodes", {})
+        run.pipeline.load_state(run, Kept(state.get("pipeline", {}), tensors))
     run.algorithm.load_state(state["algorithm"])
     for name, extension in _named(run):
         extension.load_state(state["extensions"].get(name, {}))

@@ -26,6 +26,7 @@ from rollstock.interfaces.rollout import Sampling
 from rollstock.interrupt import Interrupt, InterruptedRun
 from rollstock.metrics import Metric, merge_metrics, metric_values
 from rollstock.observation import batch_metrics, rollout_rows, score_metrics
+from rollstock.pipeline import Pipeline, sampler_is_old
 from rollstock.restart import backend_states, controller_state, plugin_states
 from rollstock.tasks import TaskSource
 from rollstock.tracking import Trackers
@@ -71,6 +72,7 @@ class Run:
     extensions: list[Extension[Any]]
     roles: Mapping[str, WorkerGroup]
     player: Player
+    pipeline: Pipeline
     tasks: TaskSource
     trackers: Trackers
     evaluator: Evaluator
@@ -114,9 +116,14 @@ class Run:
         reader, which every extension is."""
         needed = set(self.algorithm.needed_columns())
         one_update = self.config.train.epochs * self.config.train.mini_batches == 1
-        if one_update and "old_logprobs" not in self.algorithm.early_columns():
+        if self.sampler_is_old or (one_update and "old_logprobs" not in self.algorithm.early_columns()):
             needed.discard("old_logprobs")
         return needed.union(*(extension.needed_columns() for extension in self.extensions))
+
+    @property
+    def sampler_is_old(self) -> bool:
+        """Whether `old_logprobs` are those of the sampler; see `rollstock.pipeline`."""
+        return sampler_is_old(self.config, self.algorithm, self.extensions)
 
     def start(self) -> None:
         """Tell everyone that the run begins or goes on."""
@@ -126,6 +133,7 @@ class Run:
         self.saved_step = self.progress.step
         self._started = True
         self.manager.hook.rollstock_run_start(run=self)
+        self.pipeline.begin(self)
         self._plugin_states = plugin_states(self)
 
     def steps(self) -> Iterator[int]:
@@ -143,11 +151,8 @@ class Run:
             self._save_again()
 
     def next_tasks(self) -> list[Task]:
-        """The next `train.prompts_per_step` tasks of the training split; the position moves on."""
-        count = self.config.train.prompts_per_step
-        tasks = [self.tasks.train(self.position + i) for i in range(count)]
-        self.position += count
-        return tasks
+        """The next `train.prompts_per_step` tasks of the training split, for the generate stage."""
+        return self.pipeline.next_tasks(self)
 
     @contextmanager
     def stage(self, name: str, *, safe: bool = True) -> Iterator[None]:
@@ -162,6 +167,10 @@ class Run:
         if not self.algorithm.offline:  # there the scores only say which response is which
             self.record(score_metrics(batch))
         self.count_tokens(sum(batch.total_lengths()))
+
+    def observe_age(self, batch: Batch) -> None:
+        """Record how old the policy was that made a batch, where it may be older than the one that is trained."""
+        self.record(self.pipeline.age(batch, self.version))
 
     def count_tokens(self, number: int) -> None:
         """Add tokens, prompts included, to what this step has processed: its throughput counts them."""
@@ -183,6 +192,7 @@ class Run:
             values = self._record_step(batch)
             self.progress.step, self.progress.position = self.step, self.position
             self.progress.version, self.progress.num_empty_steps = self.version, self.num_empty_steps
+            self.pipeline.finish_step()
             with contextlib.suppress(InterruptedRun):  # the step is done; what cut its evaluation short shows below
                 self.evaluate_if_due()
             self.manager.hook.rollstock_step_end(run=self, step=self.step, metrics=values)
@@ -200,6 +210,7 @@ class Run:
         if len(batch):
             self.record(batch_metrics(batch))
         self.record(self.roles["actor"].call("memory"))
+        self.record(self.pipeline.metrics())
         self.record(
             {
                 "timing_s/step": Metric(seconds, 1.0, "sum"),
@@ -247,6 +258,10 @@ class Run:
         values = {role: state.values for role, state in states.items()}
         score = self.progress.last_score if self.progress.evaluated == self.progress.step else None
         kept = controller_state(self, self._plugin_states, values)
+        ahead = self.pipeline.state(self)
+        if ahead is not None:
+            kept["pipeline"] = ahead.values
+            tensors |= {"pipeline/episodes": ahead.tensors} if ahead.tensors else {}
         path = self.store.save(self.progress.step, tensors=tensors, state=kept, score=score)
         self._saved_at, self.saved_step = time.monotonic(), self.progress.step
         logger.info("checkpoint of step %d written in %.1f s: %s", self.progress.step, self._saved_at - began, path)
@@ -271,7 +286,7 @@ class Run:
 
         What goes wrong is logged. It is raised only if the run had finished, so that it never hides why a run failed.
         """
-        ends: dict[str, Callable[[], Any]] = {}
+        ends: dict[str, Callable[[], Any]] = {"the pipeline": self.pipeline.close}
         if self._started:
             ends["the hook rollstock_run_end"] = lambda: self.manager.hook.rollstock_run_end(run=self, status=status)
         ends["the trackers"] = lambda: self.trackers.finish(status)

@@ -88,6 +88,34 @@ class TrainSection:
 
 
 @dataclass(kw_only=True)
+class PipelineSection:
+    """How far generation runs ahead of training. A bare text is short for the mode."""
+
+    mode: Literal["sync", "double_buffer", "async"] = option(
+        "sync",
+        "generate when a step asks for it; or the next step's batch while one is trained on; or all the time, with "
+        "weights that change within a response",
+    )
+    max_staleness: int = option(
+        1,
+        "async: updates by which the policy that chose a token may be older than the one that is trained on it",
+        minimum=1,
+        maximum=1_000,
+    )
+    partial_tokens: int | None = option(
+        None,
+        "async: tokens of a response that are asked for at a time, so that new weights come in between; none: all",
+        minimum=1,
+        maximum=10_000_000,
+    )
+    old_logprobs: Literal["auto", "sampler", "recompute"] = option(
+        "auto",
+        "what ratios are taken against: the sampler's log-probs, or the trainer's before its update; auto: the "
+        "sampler's, unless an extension reads old_logprobs",
+    )
+
+
+@dataclass(kw_only=True)
 class EvaluationSection:
     """Evaluation on held-out tasks."""
 
@@ -198,6 +226,7 @@ class RunConfig:
     extensions: list[Section] = option([], "what wraps the stages of a step; the first is outermost")
     sampling: SamplingSection = option(SamplingSection(), "how responses are sampled")
     train: TrainSection = option(TrainSection(), "how long to train, and on how much at a time")
+    pipeline: PipelineSection = option(PipelineSection(), "how far generation runs ahead of training")
     evaluation: EvaluationSection = option(EvaluationSection(), "evaluation on held-out tasks")
     checkpoint: CheckpointSection = option(CheckpointSection(), "when checkpoints are written, and which are kept")
     reward_limits: RewardLimitsSection = option(RewardLimitsSection(), "the processes in which rewards run")

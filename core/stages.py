@@ -41,6 +41,7 @@ class Stages:
             batch = self._hook.rollstock_generate(run=self._run, tasks=tasks)
         if not isinstance(batch, Batch):
             raise RunError(_returned("generate", batch, "a Batch"))
+        self._run.pipeline.check_played()
         return batch
 
     def score(self, batch: Batch) -> None:
@@ -79,7 +80,7 @@ class Stages:
 
     def sync(self) -> None:
         """Stage 7: new weights reach the generators."""
-        with self._run.stage("sync", safe=False):
+        with self._run.stage("sync", safe=False), self._run.pipeline.updating():
             self._hook.rollstock_sync(run=self._run)
 
 
@@ -98,13 +99,7 @@ class CoreStages:
         """Play every task with the rollout role, `samples_per_prompt` times; or take the responses that it holds."""
         if run.algorithm.offline:
             return recorded_batch(run, tasks, version=run.step)
-        first = run.position - len(tasks)
-        episodes, metrics = run.player.play(
-            tasks,
-            samples=run.algorithm.samples_per_prompt,
-            sampling=run.sampling,
-            seed_of=lambda place, k: derive_seed(run.seed, "sample", first + place, k),
-        )
+        episodes, metrics = run.pipeline.play(run, tasks)
         run.record(metrics)
         batch = Batch.from_trajectories([episode.trajectory() for episode in episodes])
         batch.whole_groups = run.algorithm.whole_groups
@@ -115,7 +110,7 @@ class CoreStages:
         """Ask the reward role; responses that the data holds have their scores already."""
         if run.algorithm.offline:
             return True
-        scores = run.roles["reward"].call("score", [row["sample"] for row in batch.metadata], run.step)
+        scores = run.pipeline.score(run, [row["sample"] for row in batch.metadata])
         batch["scores"] = torch.tensor([0.0 if s is None else s for s in scores.totals], dtype=torch.float32)
         batch["scored"] = torch.tensor([s is not None for s in scores.totals], dtype=torch.bool)
         for row, parts in zip(batch.metadata, scores.parts, strict=True):
@@ -134,6 +129,8 @@ class CoreStages:
     def rollstock_prepare(self, run: Run, batch: Batch) -> bool:
         """Ask each role for the columns that it provides, and play the tasks greedily where that is a column."""
         needed, head = run.columns_before_update(), run.algorithm.actor_head()
+        if run.sampler_is_old and "old_logprobs" not in batch:
+            batch.set_flat("old_logprobs", batch.flat("rollout_logprobs"))
         if needs_greedy(needed, run.provided, batch.columns):
             play_greedily(run, batch)
         for role, wanted in to_compute(needed, run.provided, batch.columns, head=head).items():
@@ -177,7 +174,8 @@ class CoreStages:
             return True
         actor, rollout = run.roles["actor"], run.roles["rollout"]
         run.version += 1
-        rollout.call("load_weights", actor.submit("weights"), run.version, run.executor.shares_memory)
+        alias = run.executor.shares_memory and not run.pipeline.runs_ahead
+        rollout.call("load_weights", actor.submit("weights"), run.version, alias)
         if run.config.router:
             rollout.call("load_router", actor.call("router_state"))
         ours, theirs = actor.call("fingerprint"), rollout.call("fingerprint")

@@ -259,6 +259,11 @@ class Native(Rollout[NativeConfig]):
         self._decoder.stop()
         self._decoder.release()
 
+    @property
+    def context_length(self) -> int | None:
+        """See `Rollout.context_length`."""
+        return self._context or None
+
     def fingerprint(self) -> str:
         """See `Rollout.fingerprint`. Where `dtype` rounds the weights, this is the fingerprint of what arrived."""
         return self._weights.fingerprint()

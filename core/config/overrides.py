@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rollstock.config.dialect import parse_value
 from rollstock.config.file import TOO_DEEP
-from rollstock.config.sections import named, section_kind
+from rollstock.config.sections import SHORT, named, section_kind
 from rollstock.errors import ConfigError
 
 OVERRIDE: Final = "override"
@@ -55,11 +55,14 @@ def apply_overrides(config: DictConfig, origins: dict[str, str], overrides: Sequ
     """Put the overrides over `config`, in their order, and note them in `origins`.
 
     A value replaces what was there. A plugin's bare name replaces a whole section, because the options of the plugin
-    before it would mean nothing to the new one; the same name leaves them. Raises ConfigError for a path that leads
+    before it would mean nothing to the new one; the same name leaves them. The short form of a section of the core's is
+    one option of it. Raises ConfigError for a path that leads
     nowhere.
     """
     for text in overrides:
         override = parse_override(text)
+        if isinstance(override.value, str) and override.path in SHORT:
+            override = Override(f"{override.path}.{SHORT[override.path]}", override.value)
         _check_path(config, override.path, text)
         value = override.value
         kind, is_list = section_kind(override.path)

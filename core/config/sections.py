@@ -1,4 +1,4 @@
-"""Which paths of a config are sections of plugins, and their short form: a bare name."""
+"""Which paths of a config are sections of plugins, and the short form of a section: a bare name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 from rollstock.kinds import KINDS, Kind
 
 _BY_SECTION = {kind.section: kind for kind in KINDS.values() if kind.section}
+SHORT = {"pipeline": "mode"}
+"""The core's own sections that have a short form, and the option that a bare text then means."""
 
 
 def section_kind(path: str) -> tuple[Kind | None, bool]:
@@ -25,6 +27,11 @@ def named(value: Any) -> Any:
 
 def spell_out(values: dict[str, Any], origins: dict[str, str]) -> None:
     """Replace every bare name in a file's values by a mapping, and note the origin of its `name`."""
+    for section, option in SHORT.items():
+        if isinstance(values.get(section), str):
+            values[section] = {option: values[section]}
+            if section in origins:
+                origins[f"{section}.{option}"] = origins[section]
     for section, kind in _BY_SECTION.items():
         if section not in values:
             continue

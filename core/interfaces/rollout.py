@@ -108,6 +108,11 @@ class Rollout(Plugin[C]):
         copy. Raises RunError if a weight is missing, unknown or of another shape.
         """
 
+    @property
+    def context_length(self) -> int | None:
+        """How many tokens the engine can read, prompt and response together; None if it sets no such limit."""
+        return None
+
     @abstractmethod
     def fingerprint(self) -> str:
         """`rollstock.weights.fingerprint` of the weights that the engine generates with."""

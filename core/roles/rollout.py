@@ -53,6 +53,11 @@ class RolloutWorker(ProfiledWorker):
         if self.router is not None:
             self.router.load_state(state)
 
+    @register(dispatch="rank_zero")
+    def context_length(self) -> int | None:
+        """See `Rollout.context_length`."""
+        return self.engine.context_length
+
     @register(dispatch="all_gather")
     def fingerprint(self) -> str:
         """The fingerprint of the weights in use; the controller gets that of every worker."""
