@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,8 @@ from rollstock.interfaces.tracker import Tracker
 from rollstock.interrupt import Interrupt
 from rollstock.manager import PluginManager, make_manager
 from rollstock.offline import chosen_responses, encode_response
-from rollstock.pipeline import examine_pipeline, make_pipeline
 from rollstock.placement import brought_roles, misplaced, placed, start_order
+from rollstock.restart import TRAINED_ROLES
 from rollstock.roles.model import ModelWorker
 from rollstock.roles.reward import RewardWorker
 from rollstock.roles.rollout import RolloutWorker
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+MODEL_ROLES = (*TRAINED_ROLES, "reference")
+"""The roles that hold a model through a backend."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -76,7 +79,7 @@ def choose(config: RunConfig) -> Parts:
     refuse_silent_failures(config, algorithm, extensions)
     brought = brought_roles(config, extensions)
     roles = ["actor", *(() if algorithm.offline else ("rollout", "reward")), *sorted(asked)]
-    refuse_training_apart(config, roles, manager.load_as(Backend, config.backend))
+    refuse_backends(config, roles, manager)
     if config.router and algorithm.offline and manager.load_as(Router, config.router).captures:
         raise ConfigError(
             f"router: {config.router.name!r} takes the experts that generation chose, and nothing is generated for "
@@ -127,7 +130,6 @@ def refuse_silent_failures(config: RunConfig, algorithm: Algorithm[Any], extensi
             "(train.prompts_per_step); groups are not cut"
         )
     problems += misplaced(config)
-    problems += examine_pipeline(config, algorithm)
     if train.critic_warmup and algorithm.actor_head() == "lm+value":
         problems.append(
             f"train.critic_warmup: {train.critic_warmup} is for a critic of its own. Here the policy's model has the "
@@ -143,14 +145,41 @@ def refuse_silent_failures(config: RunConfig, algorithm: Algorithm[Any], extensi
         raise ConfigError("\n".join(problems))
 
 
-def refuse_training_apart(config: RunConfig, roles: Sequence[str], backend: type[Backend[Any]]) -> None:
-    """Raise ConfigError for several workers of a role that is trained, where the backend does not join them."""
-    for role in ("actor", "critic"):
-        count = config.role(role).count
-        if role in roles and count > 1 and not backend.trains_together:
-            raise ConfigError(
+def refuse_backends(config: RunConfig, roles: Sequence[str], manager: PluginManager) -> None:
+    """Raise ConfigError for what the backends of a run's models cannot do."""
+    problems: list[str] = []
+    for role in MODEL_ROLES:
+        if role not in roles:
+            continue
+        backend = manager.create_as(Backend, {**config.backend, **config.role(role).backend})
+        problems += backend.validate(config, role)
+        count, host = config.role(role).count, config.role(role).colocate_with
+        if count > 1 and not backend.trains_together and role in TRAINED_ROLES:
+            problems.append(
                 f"roles.{role}.count: {count} workers would each train a model of their own, since the backend "
-                f"{config.backend['name']!r} does not add up their gradients; set it to 1"
+                f"{backend.plugin_name!r} does not add up their gradients; set it to 1"
+            )
+        if backend.trains_together and host is not None and config.role(host).count != count:
+            problems.append(
+                f"roles.{role}.count: {count} workers that work together in processes of {host!r} must be as many as "
+                f"those, of which there are {config.role(host).count}"
+            )
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def worker_problems(
+    config: RunConfig, parts: Parts, executor: Executor[Any], specs: Sequence[WorkerSpec]
+) -> Iterator[str]:
+    """What the workers of a run cannot have of its executor, one sentence each."""
+    yield from executor.validate(specs)
+    for spec in specs:
+        if spec.role not in MODEL_ROLES or spec.count == 1 or not executor.shares_memory:
+            continue
+        if parts.manager.load_as(Backend, {**config.backend, **config.role(spec.role).backend}).trains_together:
+            yield (
+                f"roles.{spec.role}.count: {spec.count} workers that train together need processes of their own, and "
+                f"the executor {executor.plugin_name!r} keeps all in one: choose one that starts processes, or set it to 1"
             )
 
 
@@ -193,7 +222,7 @@ def build(
     roles: dict[str, WorkerGroup] = {}
     try:
         specs = role_specs(config, parts, spared)
-        if problems := executor.validate(specs):
+        if problems := list(worker_problems(config, parts, executor, specs)):
             raise ConfigError("\n".join(problems))
         executor.prepare(specs)
         for spec in specs:
@@ -239,7 +268,7 @@ def _assemble(
     parts: Parts,
     interrupt: Interrupt,
     executor: Executor[Any],
-    roles: dict[str, WorkerGroup],
+    roles: Mapping[str, WorkerGroup],
 ) -> Run:
     sampling = sampling_of(config, parts.tokenizer)
     player = Player(
@@ -248,7 +277,6 @@ def _assemble(
         parts.tokenizer,
         max_prompt_tokens=config.sampling.max_prompt_tokens,
         overlong=config.sampling.overlong_prompt,
-        context_length=roles["rollout"].call("context_length") if config.pipeline.partial_tokens else None,
     )
     store = CheckpointStore(
         directory / "checkpoints",
@@ -265,7 +293,6 @@ def _assemble(
         extensions=parts.extensions,
         roles=roles,
         player=player,
-        pipeline=make_pipeline(config, player, parts.tokenizer, roles, interrupt),
         tasks=TaskSource(parts.environment, config.train.seed),
         trackers=Trackers(parts.trackers),
         evaluator=Evaluator(config.evaluation),

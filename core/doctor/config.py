@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rollstock.build import Parts, choose, role_specs
+from rollstock.build import Parts, choose, role_specs, worker_problems
 from rollstock.config import complete_config
 from rollstock.doctor.batches import examine_batches
 from rollstock.doctor.finding import Finding
@@ -81,7 +81,8 @@ def _measured(parts: Parts, findings: list[Finding]) -> Lengths:
 
 def _workers(config: RunConfig, parts: Parts) -> Iterator[Finding]:
     try:
-        for problem in parts.manager.create_as(Executor, config.executor).validate(role_specs(config, parts)):
+        executor = parts.manager.create_as(Executor, config.executor)
+        for problem in worker_problems(config, parts, executor, role_specs(config, parts)):
             place, _, message = problem.partition(": ")
             yield Finding("error", place if message else "executor", message or problem)
     except RollstockError as error:
