@@ -179,7 +179,7 @@ def worker_problems(
         if parts.manager.load_as(Backend, {**config.backend, **config.role(spec.role).backend}).trains_together:
             yield (
                 f"roles.{spec.role}.count: {spec.count} workers that train together need processes of their own, and "
-                f"the executor {executor.plugin_name!r} keeps all in one: choose one that starts processes, or set it to 1"
+                f"the executor {executor.plugin_name!r} keeps all in one: choose one that starts some, or set it to 1"
             )
 
 
