@@ -117,7 +117,7 @@ def installed() -> Iterator[Callable[[str, str, type], None]]:
         yield lambda kind, name, plugin: stack.enter_context(install(kind, name, plugin))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def keep_logging() -> Iterator[None]:
     """Put the handlers of rollstock's log back, which the command line replaces."""
     log = logging.getLogger("rollstock")

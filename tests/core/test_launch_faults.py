@@ -101,7 +101,7 @@ def _nothing(self, run, step, metrics):
     """Hear the hook, and leave everything as it is."""
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_aloud(run, straight, assert_same_run, capsys, keep_logging):
+def test_a_damaged_newest_checkpoint_is_passed_over_aloud(run, straight, assert_same_run, capsys):
     damage(next(newest(run).glob("*.zst")))
     assert main(["resume", str(run)]) == 0
     said = capsys.readouterr().err
@@ -131,7 +131,7 @@ def test_a_checkpoint_whose_last_file_is_missing_is_passed_over(run, straight, a
     assert_same_run(run, straight)
 
 
-def test_when_every_checkpoint_is_damaged_the_run_is_not_begun_anew_in_silence(run, capsys, keep_logging):
+def test_when_every_checkpoint_is_damaged_the_run_is_not_begun_anew_in_silence(run, capsys):
     for folder in (run / "checkpoints").glob("step-*"):
         damage(next(folder.glob("*.zst")))
     before = (run / "metrics.jsonl").read_bytes()
@@ -245,7 +245,7 @@ class Listener(Extension[NoOptions]):
         self.heard.append(status)
 
 
-def test_a_run_whose_plugin_is_gone_says_which_one(small_run, tmp_path, capsys, keep_logging):
+def test_a_run_whose_plugin_is_gone_says_which_one(small_run, tmp_path, capsys):
     run = tmp_path / "run"
     with installed("extension", "listener", Listener):
         train(small_run(run, "train.steps=2", "checkpoint.every_steps=1", extensions=["listener"]))

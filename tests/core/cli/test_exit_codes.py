@@ -12,8 +12,6 @@ from rollstock import Extension, NoOptions, hookimpl
 from rollstock.cli import main
 from rollstock.testing import installed
 
-pytestmark = pytest.mark.usefixtures("keep_logging")
-
 
 @pytest.fixture
 def config(small_run, tmp_path, monkeypatch) -> Path:

@@ -14,8 +14,6 @@ import pytest
 from rollstock.cli import main
 from rollstock.errors import RunError
 
-pytestmark = pytest.mark.usefixtures("keep_logging")
-
 COMMANDS = ["train", "resume", "eval", "export", "plugins", "config", "doctor", "report", "new"]
 
 

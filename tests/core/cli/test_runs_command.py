@@ -10,8 +10,6 @@ import pytest
 from rollstock import launch
 from rollstock.cli import main
 
-pytestmark = pytest.mark.usefixtures("keep_logging")
-
 CONFIG = """
 model:
   config: {model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2,
