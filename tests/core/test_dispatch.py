@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rollstock import Batch, Completion, GenerationRequest, GenerationResult, Metric, RunError, Trajectory
-from rollstock.dispatch import gather, register, registration, split_call
+from rollstock.dispatch import Registration, gather, register, registration, split_call, worth_sending
 
 
 class Worker:
@@ -108,3 +108,42 @@ def test_an_unmarked_method_is_named_with_those_that_are_marked():
 def test_only_batches_and_requests_can_be_scattered():
     with pytest.raises(RunError, match="not dict"):
         split_call(registration(Worker, "update"), 2, ({},))
+
+
+@pytest.mark.parametrize(("equal_counts", "sizes"), [(False, [1, 4]), (True, [2, 3])])
+def test_parts_may_be_asked_to_have_equally_many_trajectories(batch, equal_counts, sizes):
+    """One of 10 tokens beside four with 5 in all: balanced by tokens it stands alone."""
+    uneven = batch.select([2, 1, 1, 1, 3])
+    shares = split_call(Registration("scatter", True, equal_counts=equal_counts), 2, (uneven,))
+    assert sorted(len(part) for (part,) in shares.arguments) == sizes
+
+
+def test_workers_of_one_data_parallel_group_get_the_same_share_and_the_first_of_them_answers():
+    marker = Registration("data_parallel", True, places=True)
+    shares = split_call(marker, [1, 0, 1, 0], (list("abcd"), "rest"))
+    assert shares.arguments == [(["c", "d"], "rest"), (["a", "b"], "rest")] * 2
+    assert [shares.keywords(rank) for rank in range(4)] == [{"places": [2, 3]}, {"places": [0, 1]}] * 2
+    answers = [[item.upper() for item in mine] for mine, _ in shares.arguments]
+    sent = [worth_sending(marker, answer, answers=rank in shares.answering, rank=rank)
+            for rank, answer in enumerate(answers)]  # fmt: skip
+    assert sent == [["C", "D"], ["A", "B"], None, None]
+    assert gather(sent, shares) == ["A", "B", "C", "D"]
+
+
+def test_a_method_of_other_roles_is_refused_with_theirs():
+    class Model:
+        @register(role=("actor", "critic"))
+        def update(self):
+            return None
+
+    assert registration(Model, "update", "actor").roles == ("actor", "critic")
+    with pytest.raises(RunError, match="the role 'reference' has no method 'update'; these have: actor, critic"):
+        registration(Model, "update", "reference")
+
+
+def test_what_cannot_be_put_together_is_refused_by_its_type():
+    shares = split_call(Registration("scatter", True), 2, ([1, 2],))
+    with pytest.raises(RunError, match="cannot gather int, which has no class method `gathered`"):
+        gather([1, 2], shares)
+    with pytest.raises(RunError, match="takes what is to be split as its first positional argument"):
+        split_call(Registration("scatter", True), 2, ())
