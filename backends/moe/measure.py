@@ -6,7 +6,7 @@ slice says nothing about that of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -43,6 +43,15 @@ class RoutingCounts:
         if captured is not None:
             self._asked += len(captured)
             self._replayed += int(captured.sum())
+
+    def add_others(self, add_up: Callable[[Tensor], None]) -> None:
+        """Add the counts of other processes; `add_up` turns a tensor, in place, into the sum of all processes'."""
+        counts = (self._entropy, self._dropped, self._tokens, self._asked, self._replayed)
+        every = torch.cat([self.load.flatten(), torch.tensor(counts, dtype=torch.float64)])
+        add_up(every)
+        self.load = every[: self.load.numel()].view_as(self.load)
+        self._entropy, *others = every[self.load.numel() :].tolist()
+        self._dropped, self._tokens, self._asked, self._replayed = map(int, others)
 
     def metrics(self) -> Metrics:
         """`moe/...`; nothing if no token was routed.

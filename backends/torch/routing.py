@@ -6,7 +6,7 @@ stand in the stream once or many times, as the batch happens to be cut.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,9 +73,14 @@ class StreamRouting:
             return None, {}
         return loss, {"moe/auxiliary_loss": Metric(float(loss.detach()), 1.0, "sum")}
 
-    def finish_update(self) -> Metrics:
-        """Tell the router of the load of an update; returns what was measured, and begins to count anew."""
+    def finish_update(self, add_up: Callable[[Tensor], None] | None = None) -> Metrics:
+        """Tell the router of the load of an update; returns what was measured, and begins to count anew.
+
+        add_up: turns a tensor, in place, into the sum of those of all processes, which then call this together.
+        """
         counts, self._counts = self._counts, RoutingCounts(self.routed.layers)
+        if add_up is not None:
+            counts.add_others(add_up)
         metrics = counts.metrics()
         return merge_metrics([metrics, self._router.after_update(counts.load)]) if metrics else metrics
 
