@@ -36,6 +36,7 @@ from rollstock.backends.fsdp.optimizer import ShardedOptimizer
 from rollstock.backends.fsdp.sharding import SHARD, full_tensor, make_mesh, own_part, shard_network
 from rollstock.backends.torch.backend import DTYPES, PackedBackend
 from rollstock.backends.torch.network import Network
+from rollstock.backends.torch.routing import StreamRouting
 from rollstock.compression import Traffic
 
 if TYPE_CHECKING:
@@ -179,6 +180,10 @@ class FSDPBackend(PackedBackend[FSDPConfig]):
             loss = loss + _nothing(outputs)
         super()._backward(loss, outputs)
 
+    def _finish_routing(self, routing: StreamRouting) -> Metrics:
+        metrics = routing.finish_update(self._add_up)
+        return metrics if self.rank == 0 else {}
+
     def _full(self, tensor: Tensor) -> Tensor:
         return full_tensor(tensor, self._device.torch_device())
 
@@ -208,6 +213,12 @@ class FSDPBackend(PackedBackend[FSDPConfig]):
         value = torch.tensor(number, device=self._device.torch_device())
         dist.all_reduce(value, op=dist.ReduceOp.MAX)
         return int(value)
+
+    def _add_up(self, counts: Tensor) -> None:
+        """Turn counts, in place, into the sum of those of all processes."""
+        every = counts.to(self._device.torch_device())
+        dist.all_reduce(every)
+        counts.copy_(every)
 
     @property
     def _root(self) -> FSDPModule:
