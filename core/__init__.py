@@ -24,6 +24,7 @@ _HOMES: dict[str, str] = {
     "RollstockError": "errors",
     "RunError": "errors",
     "UserError": "errors",
+    "WorkerLostError": "errors",
     "nearest": "errors",
     "suggest": "errors",
     "import_optional": "extras",
@@ -41,6 +42,7 @@ _HOMES: dict[str, str] = {
     "Split": "interfaces.environment",
     "Task": "interfaces.environment",
     "Executor": "interfaces.executor",
+    "Retry": "interfaces.executor",
     "WorkerGroup": "interfaces.executor",
     "WorkerSpec": "interfaces.executor",
     "Extension": "interfaces.extension",
@@ -92,13 +94,13 @@ _HOMES: dict[str, str] = {
 
 __all__ = [  # in the order of their modules
     "Batch", "PackedTokens", "Trajectory", "ConfigError", "PluginError", "RollstockError", "RunError", "UserError",
-    "nearest", "suggest", "import_optional", "hookimpl", "Algorithm", "Backend", "BackendState", "Compressor",
-    "Payload", "Device", "Memory", "Environment", "Message", "Sample", "Split", "Task", "Executor", "WorkerGroup",
-    "WorkerSpec", "Extension", "HEAD_OUTPUTS", "Head", "ModelSpec", "BatchReward", "Reward", "Completion",
-    "GenerationRequest", "GenerationResult", "Rollout", "Sampling", "Router", "Scheduler", "WorkerLoad", "RunInfo",
-    "Tracker", "Transport", "Metric", "Metrics", "merge_metrics", "Loss", "LossFunction", "MicroBatch", "Totals",
-    "REQUIRED", "option", "balanced_partitions", "PLUGIN_API", "NoOptions", "Plugin", "AggregationMode", "aggregate",
-    "RoutedTokens", "RouterCall", "RouterLayer", "Routing", "Scoring", "Run", "log_to_file", "RunConfig",
+    "WorkerLostError", "nearest", "suggest", "import_optional", "hookimpl", "Algorithm", "Backend", "BackendState",
+    "Compressor", "Payload", "Device", "Memory", "Environment", "Message", "Sample", "Split", "Task", "Executor",
+    "Retry", "WorkerGroup", "WorkerSpec", "Extension", "HEAD_OUTPUTS", "Head", "ModelSpec", "BatchReward", "Reward",
+    "Completion", "GenerationRequest", "GenerationResult", "Rollout", "Sampling", "Router", "Scheduler", "WorkerLoad",
+    "RunInfo", "Tracker", "Transport", "Metric", "Metrics", "merge_metrics", "Loss", "LossFunction", "MicroBatch",
+    "Totals", "REQUIRED", "option", "balanced_partitions", "PLUGIN_API", "NoOptions", "Plugin", "AggregationMode",
+    "aggregate", "RoutedTokens", "RouterCall", "RouterLayer", "Routing", "Scoring", "Run", "log_to_file", "RunConfig",
     "mask_secrets", "derive_seed", "encode_sample", "read_tokenizer", "fingerprint",
 ]  # fmt: skip
 
@@ -117,7 +119,16 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from rollstock.batch import Batch, PackedTokens, Trajectory
-    from rollstock.errors import ConfigError, PluginError, RollstockError, RunError, UserError, nearest, suggest
+    from rollstock.errors import (
+        ConfigError,
+        PluginError,
+        RollstockError,
+        RunError,
+        UserError,
+        WorkerLostError,
+        nearest,
+        suggest,
+    )  # fmt: skip
     from rollstock.extras import import_optional
     from rollstock.hookspecs import hookimpl
     from rollstock.interfaces.algorithm import Algorithm
@@ -125,7 +136,7 @@ if TYPE_CHECKING:
     from rollstock.interfaces.compressor import Compressor, Payload
     from rollstock.interfaces.device import Device, Memory
     from rollstock.interfaces.environment import Environment, Message, Sample, Split, Task
-    from rollstock.interfaces.executor import Executor, WorkerGroup, WorkerSpec
+    from rollstock.interfaces.executor import Executor, Retry, WorkerGroup, WorkerSpec
     from rollstock.interfaces.extension import Extension
     from rollstock.interfaces.model import HEAD_OUTPUTS, Head, ModelSpec
     from rollstock.interfaces.reward import BatchReward, Reward

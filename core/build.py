@@ -27,7 +27,9 @@ from rollstock.interfaces.tracker import Tracker
 from rollstock.interrupt import Interrupt
 from rollstock.manager import PluginManager, make_manager
 from rollstock.offline import chosen_responses, encode_response
+from rollstock.pipeline import examine_pipeline, make_pipeline
 from rollstock.placement import brought_roles, misplaced, placed, start_order
+from rollstock.recovery import Recovery
 from rollstock.restart import TRAINED_ROLES
 from rollstock.roles.model import ModelWorker
 from rollstock.roles.reward import RewardWorker
@@ -130,6 +132,7 @@ def refuse_silent_failures(config: RunConfig, algorithm: Algorithm[Any], extensi
             "(train.prompts_per_step); groups are not cut"
         )
     problems += misplaced(config)
+    problems += examine_pipeline(config, algorithm)
     if train.critic_warmup and algorithm.actor_head() == "lm+value":
         problems.append(
             f"train.critic_warmup: {train.critic_warmup} is for a critic of its own. Here the policy's model has the "
@@ -268,7 +271,7 @@ def _assemble(
     parts: Parts,
     interrupt: Interrupt,
     executor: Executor[Any],
-    roles: Mapping[str, WorkerGroup],
+    roles: dict[str, WorkerGroup],
 ) -> Run:
     sampling = sampling_of(config, parts.tokenizer)
     player = Player(
@@ -277,6 +280,7 @@ def _assemble(
         parts.tokenizer,
         max_prompt_tokens=config.sampling.max_prompt_tokens,
         overlong=config.sampling.overlong_prompt,
+        context_length=roles["rollout"].call("context_length") if config.pipeline.partial_tokens else None,
     )
     store = CheckpointStore(
         directory / "checkpoints",
@@ -293,10 +297,12 @@ def _assemble(
         extensions=parts.extensions,
         roles=roles,
         player=player,
+        pipeline=make_pipeline(config, player, parts.tokenizer, roles, interrupt),
         tasks=TaskSource(parts.environment, config.train.seed),
         trackers=Trackers(parts.trackers),
         evaluator=Evaluator(config.evaluation),
         store=store,
+        recovery=Recovery(config.recovery),
         interrupt=interrupt,
         sampling=sampling,
         tokenizer=parts.tokenizer,
@@ -322,14 +328,14 @@ def worker_spec(
             "num_processes": config.reward_limits.workers,
             "device": config.device,
         }
-        return make(factory=RewardWorker, kwargs=kwargs)
+        return make(factory=RewardWorker, kwargs=kwargs, stateless=True)
     model = model_spec(config, tokenizer)
     if role == "rollout":
-        return make(factory=RolloutWorker, kwargs={"config": config, "model": model})
+        return make(factory=RolloutWorker, kwargs={"config": config, "model": model}, stateless=True)
     if role == "actor":
         model = dataclasses.replace(model, head=head)
     if role == "critic":
         model = dataclasses.replace(model, head="value", seed=derive_seed(config.train.seed, "critic"))
     total = config.train.steps * config.train.epochs * config.train.mini_batches
     kwargs = {"config": config, "role": role, "model": model, "total_updates": total}
-    return make(factory=ModelWorker, kwargs=kwargs)
+    return make(factory=ModelWorker, kwargs=kwargs, stateless=role not in TRAINED_ROLES, together=True)

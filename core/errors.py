@@ -41,6 +41,18 @@ class RunError(RollstockError):
     """A run whose input was right has failed."""
 
 
+class WorkerLostError(RunError):
+    """A worker died, or hung until it was ended; `role` and `rank` are its own. What it held is gone, but the run can
+    go on once it was started again."""
+
+    def __init__(self, message: str, role: str, rank: int) -> None:
+        super().__init__(message)
+        self.role, self.rank = role, rank
+
+    def __reduce__(self) -> tuple[type[WorkerLostError], tuple[str, str, int]]:
+        return type(self), (str(self), self.role, self.rank)
+
+
 @contextmanager
 def noted(note: str) -> Iterator[None]:
     """Put `note` (who was at work, on what) beneath whatever is raised inside."""

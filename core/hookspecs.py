@@ -447,15 +447,33 @@ def rollstock_checkpoint_saved(run: Run, step: int, path: Path) -> None:
 
 @hookspec
 def rollstock_worker_failed(run: Run, role: str, rank: int, error: BaseException) -> None:
-    """A worker died, hung or raised.
+    """A worker died, or hung until it was ended.
 
-    Called when the executor notices, before it is replaced or the run gives up. Return values are not used.
+    Called once for each, when the executor notices: in whatever thread waited for the worker, before it is replaced or
+    the run gives up. Return values are not used; an exception is that of the call that found the worker lost.
 
     Example:
 
         @hookimpl
         def rollstock_worker_failed(run, role, rank, error):
             alert(f"{role} {rank}: {error}")
+    """
+
+
+@hookspec
+def rollstock_worker_started(run: Run, role: str, rank: int) -> None:
+    """A worker was built while the run was under way: in place of a lost one, or as one more.
+
+    Called before the worker gets anything to do, in whatever thread started it. Implementations bring it up to date:
+    the core gives the current weights to those that generate, and a plugin whose workers hold something gives them that
+    by `run.roles[role].member(rank)`. Return values are not used.
+
+    Example:
+
+        @hookimpl
+        def rollstock_worker_started(run, role, rank):
+            if role == "judge":
+                run.roles[role].member(rank).call("load_rules", rules)
     """
 
 

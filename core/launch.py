@@ -15,21 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from rollstock.build import Parts, build, check_first_prompt, choose
 from rollstock.config import complete_config, load_run_config, write_config
-from rollstock.conversion import to_plain
 from rollstock.errors import UserError
 from rollstock.evaluation import Evaluator
-from rollstock.interfaces.tracker import RunInfo
 from rollstock.interrupt import Interrupt, InterruptedRun
 from rollstock.loop import train as train_loop
 from rollstock.manifest import build_manifest, record_resume, write_manifest
-from rollstock.restart import restore
+from rollstock.recovery import train_on
+from rollstock.restart import restore, run_info
 from rollstock.rundir import RunDirectory, log_to_file, stop_logging
 from rollstock.stages import Stages
 
 if TYPE_CHECKING:
+    from rollstock.checkpoint import Checkpoint
     from rollstock.profile import ProfileSettings
     from rollstock.profile.profiler import StepProfiler
-    from rollstock.checkpoint import Checkpoint
     from rollstock.run import Run
     from rollstock.schema import RunConfig
 
@@ -46,8 +45,8 @@ class Outcome:
     step: int
     seconds: float = 0.0
     evaluation: dict[str, float] = dataclasses.field(default_factory=dict)
-    profile: dict[str, Any] = dataclasses.field(default_factory=dict)
     message: str = ""
+    profile: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def train(
@@ -156,8 +155,8 @@ def _execute(
     profile: ProfileSettings | None,
 ) -> Outcome:
     """Build, restore, train and close. Until everything is built, a new run leaves its directory as it was."""
-    profiler = _profiler(config, parts, profile, done=checkpoint.step if checkpoint else 0)
     began = time.monotonic()
+    profiler = _profiler(config, parts, profile, done=checkpoint.step if checkpoint else 0)
     with ExitStack() as stack:
         interrupt = stack.enter_context(Interrupt())
         try:
@@ -182,9 +181,10 @@ def _execute(
         step=run.progress.step,
         seconds=time.monotonic() - began,
         evaluation=run.last_evaluation if status == "finished" else {},
-        profile=profiler.summary.as_dict() if profiler is not None and profiler.summary is not None else {},
         message=message,
+        profile=profiler.summary.as_dict() if profiler is not None and profiler.summary is not None else {},
     )
+
 
 def _profiler(config: RunConfig, parts: Parts, settings: ProfileSettings | None, *, done: int) -> StepProfiler | None:
     """Have some of the steps after the first `done` profiled. Raises UserError if the run takes none of them."""
@@ -196,7 +196,6 @@ def _profiler(config: RunConfig, parts: Parts, settings: ProfileSettings | None,
     profiler = StepProfiler(first, last, max_events=settings.max_events)
     parts.manager.register("core:profile", profiler)
     return profiler
-
 
 
 def _begin(config: RunConfig, directory: RunDirectory, parts: Parts) -> None:
@@ -234,7 +233,7 @@ def _train(run: Run, directory: RunDirectory, checkpoint: Checkpoint | None) -> 
         _start_trackers(run, checkpoint)
         if checkpoint is not None:
             restore(run, checkpoint)
-        train_loop(run)
+        train_on(run, train_loop)
         return ""
     except InterruptedRun as signal:
         with run.interrupt.deferred():
@@ -244,13 +243,7 @@ def _train(run: Run, directory: RunDirectory, checkpoint: Checkpoint | None) -> 
 
 
 def _start_trackers(run: Run, checkpoint: Checkpoint | None) -> None:
-    info = RunInfo(
-        name=run.config.run.name or run.directory.name,
-        directory=run.directory,
-        config=to_plain(run.config),
-        num_steps=run.config.train.steps,
-        resumed_at=checkpoint.step if checkpoint else None,
-    )
+    info = run_info(run, checkpoint.step if checkpoint else None)
     run.trackers.start(info, checkpoint.state["trackers"] if checkpoint else {})
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rollstock.dispatch import registration
 from rollstock.errors import ConfigError, PluginError, RunError
 from rollstock.interfaces.device import Device
-from rollstock.interfaces.executor import WorkerSpec
+from rollstock.interfaces.executor import Retry, WorkerSpec
 from rollstock.interfaces.extension import Extension
 from rollstock.schema import CORE_ROLES
 
@@ -51,12 +51,20 @@ def brought_roles(config: RunConfig, extensions: Sequence[Extension[Any]]) -> di
 
 
 def placed(config: RunConfig, spec: WorkerSpec) -> WorkerSpec:
-    """The workers of a role, with what the config's section `roles` says of them."""
+    """The workers of a role, with what the config's sections `roles` and `recovery` say of them."""
+    again = config.recovery
+    retry = Retry(limit=again.max_retries, first_s=again.backoff_s, longest_s=again.max_backoff_s)
+    spec = dataclasses.replace(spec, retry=retry)
     if spec.role not in config.roles:
         return spec
     said = config.role(spec.role)
     return dataclasses.replace(
-        spec, count=said.count, devices=tuple(said.devices), cpus=said.cpus, colocate_with=said.colocate_with
+        spec,
+        count=said.count,
+        devices=tuple(said.devices),
+        cpus=said.cpus,
+        colocate_with=said.colocate_with,
+        call_timeout_s=said.call_timeout_s,
     )
 
 

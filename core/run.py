@@ -27,7 +27,8 @@ from rollstock.interrupt import Interrupt, InterruptedRun
 from rollstock.metrics import Metric, merge_metrics, metric_values
 from rollstock.observation import batch_metrics, rollout_rows, score_metrics
 from rollstock.pipeline import Pipeline, sampler_is_old
-from rollstock.restart import backend_states, controller_state, plugin_states
+from rollstock.recovery import Recovery
+from rollstock.restart import controller_state, plugin_states, trained
 from rollstock.tasks import TaskSource
 from rollstock.tracking import Trackers
 
@@ -77,6 +78,7 @@ class Run:
     trackers: Trackers
     evaluator: Evaluator
     store: CheckpointStore
+    recovery: Recovery
     interrupt: Interrupt
     sampling: Sampling
     tokenizer: Any
@@ -90,6 +92,7 @@ class Run:
     last_evaluation: dict[str, float] = field(default_factory=dict)
     saved_step: int = 0
     _metrics: list[Mapping[str, Metric]] = field(default_factory=list)
+    _events: list[Mapping[str, Metric]] = field(default_factory=list)
     _started: bool = False
     _stopped: str = ""
     _num_tokens: int = 0
@@ -111,6 +114,11 @@ class Run:
         """Add metrics to this step; those of one name are combined by their reducer."""
         self._metrics.append(metrics)
 
+    def record_event(self, metrics: Mapping[str, Metric]) -> None:
+        """Add metrics of what happens at any moment and in any thread, such as a lost worker: they belong to the step
+        that is recorded next, even if the present one is broken off and played again."""
+        self._events.append(metrics)
+
     def columns_before_update(self) -> Set[str]:
         """The columns that the prepare stage computes; old log-probs only if there is more than one update or an early
         reader, which every extension is."""
@@ -130,9 +138,11 @@ class Run:
         self.step, self.position = self.progress.step, self.progress.position
         self.num_empty_steps = self.progress.num_empty_steps
         self.version = max(self.progress.version - 1, 0)  # the sync that follows counts up to where it was
-        self.saved_step = self.progress.step
-        self._started = True
-        self.manager.hook.rollstock_run_start(run=self)
+        if not self._started:  # else it goes on after a worker was lost
+            self._started = True
+            self.saved_step = self.progress.step
+            self.manager.hook.rollstock_run_start(run=self)
+            self.recovery.begin(self)
         self.pipeline.begin(self)
         self._plugin_states = plugin_states(self)
 
@@ -199,6 +209,7 @@ class Run:
             with contextlib.suppress(InterruptedRun):
                 self.evaluate_if_due()  # a listener may have called `stop`
             self._plugin_states = plugin_states(self)
+            self.recovery.keep(self, self._plugin_states)
             if self._checkpoint_is_due():
                 self.save()
         if not self.is_last or self._evaluation_is_due():
@@ -219,7 +230,8 @@ class Run:
                 "train/position": Metric(self.position, 1.0, "last"),
             }
         )
-        metrics = merge_metrics(self._metrics)
+        events, self._events = self._events, []
+        metrics = merge_metrics([*self._metrics, *events])
         self.manager.hook.rollstock_metrics(run=self, step=self.step, metrics=metrics)
         values = metric_values(metrics)
         rows = rollout_rows(batch, self.step, self.tokenizer, self.config.run.max_rollouts_per_step)
@@ -253,16 +265,14 @@ class Run:
     def save(self) -> Path:
         """Write a checkpoint of the last finished step."""
         began = time.monotonic()
-        states = backend_states(self)
-        tensors = {f"{role}/{part}": found for role, state in states.items() for part, found in state.tensors.items()}
-        values = {role: state.values for role, state in states.items()}
+        tensors, values = self.recovery.kept(self) or trained(self)
         score = self.progress.last_score if self.progress.evaluated == self.progress.step else None
-        kept = controller_state(self, self._plugin_states, values)
+        state = controller_state(self, self._plugin_states, values)
         ahead = self.pipeline.state(self)
         if ahead is not None:
-            kept["pipeline"] = ahead.values
+            state["pipeline"] = ahead.values
             tensors |= {"pipeline/episodes": ahead.tensors} if ahead.tensors else {}
-        path = self.store.save(self.progress.step, tensors=tensors, state=kept, score=score)
+        path = self.store.save(self.progress.step, tensors=tensors, state=state, score=score)
         self._saved_at, self.saved_step = time.monotonic(), self.progress.step
         logger.info("checkpoint of step %d written in %.1f s: %s", self.progress.step, self._saved_at - began, path)
         self.manager.hook.rollstock_checkpoint_saved(run=self, step=self.progress.step, path=path)

@@ -146,6 +146,35 @@ class CheckpointSection:
 
 
 @dataclass(kw_only=True)
+class RecoverySection:
+    """What happens after a worker was lost, where the executor can start it again."""
+
+    max_retries: int = option(
+        3,
+        "times that a call to a lost worker without a state (rollout, reward) is made again",
+        minimum=0,
+        maximum=1_000,
+    )
+    backoff_s: float = option(
+        0.5, "seconds before a call is made again; twice as many each further time", minimum=0, maximum=1e5
+    )
+    max_backoff_s: float = option(60.0, "longest time before a call is made again", minimum=0, maximum=1e5)
+    max_restarts: int = option(
+        3,
+        "times in a row, without a step finished in between, that lost trainers are started again; 0: the run ends",
+        minimum=0,
+        maximum=1_000,
+    )
+    state_gib: float = option(
+        1.0,
+        "size up to which the controller keeps a copy of the trainers' state after each step, in GiB, so that after a "
+        "restart no finished step is played again; above it, and with 0, the newest checkpoint is gone back to",
+        minimum=0,
+        maximum=1e6,
+    )
+
+
+@dataclass(kw_only=True)
 class RewardLimitsSection:
     """The processes in which rewards run."""
 
@@ -171,6 +200,13 @@ class RoleSection:
     )
     devices: list[int] = option(
         [], "indices of the devices that its workers use; empty: chosen by the executor", minimum=0, maximum=100_000
+    )
+    call_timeout_s: float = option(
+        0.0,
+        "seconds that a call to one of its workers may take before the worker counts as hung, is ended and started "
+        "again; 0: no limit",
+        minimum=0,
+        maximum=1e7,
     )
     backend: dict[str, Any] = option(
         {}, "options of its backend (of the rollout role: its engine) that differ from the run's"
@@ -229,6 +265,7 @@ class RunConfig:
     pipeline: PipelineSection = option(PipelineSection(), "how far generation runs ahead of training")
     evaluation: EvaluationSection = option(EvaluationSection(), "evaluation on held-out tasks")
     checkpoint: CheckpointSection = option(CheckpointSection(), "when checkpoints are written, and which are kept")
+    recovery: RecoverySection = option(RecoverySection(), "what happens after a worker was lost")
     reward_limits: RewardLimitsSection = option(RewardLimitsSection(), "the processes in which rewards run")
     roles: dict[str, RoleSection] = option(
         {role: RoleSection() for role in CORE_ROLES}, "what each role has of its own, those of extensions included"

@@ -19,6 +19,7 @@ from rollstock.errors import RunError
 from rollstock.greedy import play_greedily
 from rollstock.hookspecs import hookimpl
 from rollstock.interfaces.environment import Task
+from rollstock.interfaces.executor import WorkerGroup
 from rollstock.metrics import Metric, Metrics, merge_metrics
 from rollstock.micro import Totals
 from rollstock.offline import recorded_batch
@@ -174,10 +175,7 @@ class CoreStages:
             return True
         actor, rollout = run.roles["actor"], run.roles["rollout"]
         run.version += 1
-        alias = run.executor.shares_memory and not run.pipeline.runs_ahead
-        rollout.call("load_weights", actor.submit("weights"), run.version, alias)
-        if run.config.router:
-            rollout.call("load_router", actor.call("router_state"))
+        give_weights(run, rollout)
         ours, theirs = actor.call("fingerprint"), rollout.call("fingerprint")
         wrong = {rank: their for rank, their in enumerate(theirs) if their != ours}
         if wrong:
@@ -188,6 +186,21 @@ class CoreStages:
         run.record({"sync/changed": Metric(float(ours != run.fingerprint), 1.0, "last")})
         run.fingerprint = ours
         return True
+
+    @hookimpl
+    def rollstock_worker_started(self, run: Run, role: str, rank: int) -> None:
+        """Give the weights to a worker that generates; before the first sync there are none to give."""
+        if role == "rollout" and run.version:
+            give_weights(run, run.roles[role].member(rank))
+
+
+def give_weights(run: Run, rollout: WorkerGroup) -> None:
+    """Hand the actor's weights and the state of its router to workers that generate, as version `run.version`."""
+    actor = run.roles["actor"]
+    alias = run.executor.shares_memory and not run.pipeline.runs_ahead
+    rollout.call("load_weights", actor.submit("weights"), run.version, alias)
+    if run.config.router:
+        rollout.call("load_router", actor.call("router_state"))
 
 
 def mini_batches(batch: Batch, seed: int, step: int, *, epochs: int, count: int) -> Iterator[Batch]:

@@ -22,6 +22,7 @@ class Trackers:
         self._failed: dict[str, str] = {}
         self._started: set[str] = set()
         self._states: dict[str, dict[str, Any]] = {}  # the last that each gave, for those that fail
+        self._newest = 0  # the step of which something was recorded
 
     @property
     def failed(self) -> Mapping[str, str]:
@@ -36,8 +37,23 @@ class Trackers:
                 tracker.start(run, states.get(name, {}))
             self._started.add(name)
 
+    def rewind(self, run: RunInfo, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Go back to what was recorded when `state` gave `states`, as after a resume; nothing to do where nothing was
+        recorded since."""
+        now = self.state()
+        if self._newest <= (run.resumed_at or 0) and all(now.get(name) == states[name] for name in states):
+            return
+        self._newest = run.resumed_at or 0
+        for name, tracker in self._alive():
+            try:
+                tracker.finish("interrupted")
+                tracker.start(run, states.get(name, {}))
+            except Exception as error:  # whatever a tracker's library raises
+                self._fail(name, error)
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics of a finished step, with how many trackers have failed so far."""
+        self._newest = step
         values = {**metrics, "tracker/num_failed": float(len(self._failed))}
         self._each(lambda tracker: tracker.log(step, dict(sorted(values.items()))))
 

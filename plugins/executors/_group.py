@@ -1,66 +1,29 @@
-"""The controller's side of the workers of one role in Ray: calls sent, waited for, and their failures explained.
+"""The controller's side of the workers of one role in Ray: how calls are split, sent and gathered.
 
-For the `ray` executor, which starts the processes. What runs in them is `_host`.
+For the `ray` executor, which starts the processes. The wait for a call is `_calls`, what runs in the processes `_host`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rollstock import RunError, WorkerGroup, WorkerSpec
-from rollstock.dispatch import Shares, gather, registration, split_call
-from rollstock.plugins.executors._host import Pending, Reply
+from rollstock import Metric, RunError, WorkerGroup, WorkerLoad, WorkerLostError, WorkerSpec
+from rollstock.dispatch import Registration, Shares, gather, registration, split_call
+from rollstock.plugins.executors._calls import Part, Sent, Waiting
+from rollstock.plugins.executors._host import Pending
 from rollstock.plugins.executors._parcel import Parcel
+from rollstock.plugins.executors._process import Process
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from rollstock.plugins.executors._revival import Revival
 
 INLINE_BYTES = 64 << 10
 """What is smaller travels with the call itself; what is larger is put into the object store once for all."""
-
-
-class WorkerDiedError(RunError):
-    """The process of a worker is gone."""
-
-    def __init__(self, message: str, role: str, rank: int) -> None:
-        super().__init__(message)
-        self.role, self.rank = role, rank
-
-
-class _RemoteTraceback(Exception):  # noqa: N818  # it is a cause, and never raised by itself
-    """Where in the worker's process an error was raised; stands as its cause."""
-
-    def __str__(self) -> str:
-        return f"in the worker:\n{self.args[0]}"
-
-
-@dataclass
-class Process:
-    """One actor, and what is known of it. `log`: the file that it writes, once there is one."""
-
-    actor: Any
-    label: str
-    pid: int = 0
-    address: str = ""
-    log: str = ""
-
-
-@dataclass(eq=False)
-class Sent(Future[Any]):
-    """A call on its way: the future of its result, and what Ray will hand to workers in place of it."""
-
-    refs: list[Any]
-    shares: Shares
-    earlier: list[Sent] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__()
 
 
 class RayGroup(WorkerGroup):
@@ -68,91 +31,122 @@ class RayGroup(WorkerGroup):
 
     def __init__(
         self,
-        role: str,
+        spec: WorkerSpec,
         processes: Sequence[Process],
         ray: Any,
         threads: ThreadPoolExecutor,
+        revival: Revival,
         *,
         ended: Event,
         patience: float,
     ) -> None:
         """ended: set when nobody waits any more; patience: seconds after which a wait is logged. The workers are there
         after `build` and `finish`."""
-        self.role = role
+        self.role = spec.role
+        self.spec = spec
         self.processes = list(processes)
-        self._ray = ray
+        self.ray = ray
+        self.ended = ended
+        self.patience = patience
         self._threads = threads
-        self._ended = ended
-        self._patience = patience
+        self._revival = revival
         self._worker_class: type = object
         self._ranks: list[int] = list(range(len(processes)))
-        self._building: list[Any] = []
+        self._meeting: dict[str, str] = {}
+        self._building: Sent | None = None
         self._left: Future[Any] | None = None
-        self._has_died = False
-        self.on_death: Callable[[WorkerDiedError], None] = lambda error: None
+        self.change_size: Callable[[RayGroup, int], int] | None = None
+        self._meter = _Meter(self)
 
     @property
     def size(self) -> int:
         """How many workers there are."""
         return len(self.processes)
 
-    def build(self, spec: WorkerSpec) -> None:
-        """Ask the processes to build the workers."""
-        variables: dict[str, str] = {}
-        if spec.count > 1:
-            address, port = self._ray.get(self.processes[0].actor.meeting_point.remote())
-            variables = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": str(spec.count)}
-        parcel = Parcel.pack((spec.factory, dict(spec.kwargs), spec.count))
-        for rank, process in enumerate(self.processes):
-            own = {**variables, "RANK": str(rank)} if variables else {}
-            self._building.append(process.actor.build.remote(self.role, rank, parcel, own))
+    # -- building ----------------------------------------------------------------------------------------------------
+
+    def build(self, ranks: Sequence[int] | None = None) -> None:
+        """Ask the processes of some ranks, by default of all, to build their workers."""
+        count = self.size
+        chosen = list(range(count)) if ranks is None else list(ranks)
+        if count > 1 and (not self._meeting or len(chosen) == count):
+            address, port = self.ray.get(self.processes[0].actor.meeting_point.remote())
+            self._meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        parcel = Parcel.pack((self.spec.factory, dict(self.spec.kwargs), self.spec.count))
+        parts = []
+        for rank in chosen:
+            process = self.processes[rank]
+            own = {**self._meeting, "WORLD_SIZE": str(count), "RANK": str(rank)} if self._meeting else {}
+            ref = process.actor.build.remote(self.role, rank, parcel, own)
+            parts.append(Part(rank, process, ref, process.generation, time.monotonic()))
+        shares = Shares(Registration("all_gather", sync=True), (), len(parts), None, list(range(len(parts))))
+        self._building = Sent("start", shares, None, parts, is_last_try=True)
 
     def finish(self) -> None:
-        """Wait until the workers are built. Raises what a factory raised."""
-        building, self._building = self._building, []
-        found = [reply.value for reply in self._replies(building, "start")]
-        self._worker_class = found[0][0]
-        self._ranks = [rank for _, rank, _ in found]
-        for process, (_, _, where) in zip(self.processes, found, strict=True):
-            process.pid, process.address = where
+        """Wait until the workers that were asked for are built. Raises what a factory raised."""
+        building, self._building = self._building, None
+        assert building is not None
+        for part, reply in zip(building.parts, Waiting(self, building).replies(), strict=True):
+            self._worker_class, data_parallel_rank, where = reply.value
+            self._ranks[part.rank] = data_parallel_rank
+            part.process.pid, part.process.address, part.process.node = where
+
+    # -- calls -------------------------------------------------------------------------------------------------------
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """See `WorkerGroup.call`. The caller may be interrupted while it waits; the workers finish what they do."""
-        if method == "close" and (self._has_died or (self._left is not None and not self._left.done())):
+        return self.ask(None, method, args, kwargs)
+
+    def submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        """See `WorkerGroup.submit`."""
+        return self.send(None, method, args, kwargs)
+
+    def member(self, rank: int) -> WorkerGroup:
+        """See `WorkerGroup.member`."""
+        return Member(self, rank)
+
+    def ask(self, only: int | None, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Send a call, to all workers or to `only` one, and wait for it, unless its marker says that nobody does."""
+        if method == "close" and (any(process.is_lost for process in self.processes) or self._is_busy()):
             return None  # there is nobody to tell, or a call that was broken off is to end first: `shutdown` does it
-        sent = self._send(method, args, kwargs)
+        sent = self.send(only, method, args, kwargs)
         if not sent.shares.marker.sync:
             return sent
         try:
             return sent.result()
-        except BaseException as error:
+        finally:
             if not sent.done():
                 self._left = sent
-            if isinstance(error, WorkerDiedError):
-                self.on_death(error)
-            raise
 
-    def submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        """See `WorkerGroup.submit`."""
-        return self._send(method, args, kwargs)
+    def _is_busy(self) -> bool:
+        return self._left is not None and not self._left.done()
 
-    def _send(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sent:
+    def send(self, only: int | None, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sent:
         """Call every worker that takes part; each process answers its calls in the order in which they were sent."""
         marker = registration(self._worker_class, method, self.role)
-        args, earlier = self._resolve(args, marker.dispatch in ("scatter", "data_parallel"))
-        shares = split_call(marker, self._ranks, args)
+        splits = marker.dispatch in ("scatter", "data_parallel")
+        args, earlier = self._resolve(args, splits)
+        ranks = list(range(self.size)) if only is None else [only]
+        shares = split_call(marker, [self._ranks[rank] for rank in ranks], args)
         parcel = Parcel.pack((args, kwargs))
-        payload = self._ray.put(parcel) if parcel.num_bytes > INLINE_BYTES else parcel
-        before = [ref for sent in earlier for ref in sent.refs]
-        refs = [
-            self.processes[rank].actor.call.remote(
-                self.role, rank, method, rank in shares.answering, shares.part(rank), payload, *before
-            )
-            for rank in range(shares.num_ranks)
-        ]
-        sent = Sent(refs, shares, earlier)
-        self._threads.submit(self._finish, sent, method)
+        payload = self.ray.put(parcel) if parcel.num_bytes > INLINE_BYTES else parcel
+        parts = [Part(rank, self.processes[rank]) for rank in ranks[: shares.num_ranks]]
+        num_items = len(args[0]) if splits and args else 0
+        limit = self.spec.call_timeout_s
+        sent = Sent(method, shares, payload, parts, earlier, num_items, limit, is_last_try=self._revival.is_mine())
+        for i in range(len(parts)):
+            self.dispatch(sent, i)
+        self._meter.begin(sent)
+        self._threads.submit(self._finish, sent)
         return sent
+
+    def dispatch(self, sent: Sent, i: int) -> None:
+        """Send one part of a call, or send it again, to what the process is now."""
+        part, shares = sent.parts[i], sent.shares
+        part.generation, part.sent_at, part.before = part.process.generation, time.monotonic(), sent.earlier_refs()
+        part.ref = part.process.actor.call.remote(
+            *(self.role, part.rank, i, sent.method, i in shares.answering, shares.part(i), sent.payload, *part.before)
+        )
 
     def _resolve(self, args: tuple[Any, ...], splits: bool) -> tuple[tuple[Any, ...], list[Sent]]:
         """The arguments with a place for each result of an earlier call, which its workers send to ours directly. What
@@ -161,95 +155,132 @@ class RayGroup(WorkerGroup):
         found: list[Any] = []
         for number, arg in enumerate(args):
             if isinstance(arg, Sent) and not (splits and number == 0):
-                start = sum(len(sent.refs) for sent in earlier)
+                start = sum(len(sent.parts) for sent in earlier)
                 earlier.append(arg)
-                found.append(Pending(start, start + len(arg.refs), _without_arguments(arg.shares)))
+                found.append(Pending(start, start + len(arg.parts), _without_arguments(arg.shares)))
             else:
                 found.append(arg.result() if isinstance(arg, Future) else arg)
         return tuple(found), earlier
 
-    def _finish(self, sent: Sent, method: str) -> None:
+    def _finish(self, sent: Sent) -> None:
         """Wait for the replies of a call and complete its future."""
         try:
-            with self._blamed(sent):
-                values = [reply.result for reply in self._replies(sent.refs, method)]
-                sent.set_result(gather(values, sent.shares))
+            values = [reply.result for reply in Waiting(self, sent).replies()]
+            result = gather(values, sent.shares)
         except BaseException as error:  # whatever it is belongs to whoever waits
+            self._meter.end(sent)
             sent.set_exception(error)
+        else:
+            self._meter.end(sent)
+            sent.set_result(result)
 
-    @contextlib.contextmanager
-    def _blamed(self, sent: Sent) -> Iterator[None]:
-        """Raise the error of an earlier call, whose result this one waits for, before its own."""
-        try:
-            yield
-        except Exception:
-            for before in sent.earlier:
-                before.result()
-            raise
+    # -- lost workers, and their number ------------------------------------------------------------------------------
 
-    def _replies(self, refs: Sequence[Any], method: str) -> list[Reply]:
-        """The workers' replies by rank. The first error that is seen is raised, without waiting for the others: they
-        may be waiting for the worker that failed."""
-        ray, began, patience = self._ray, time.monotonic(), self._patience
-        ranks = {ref: rank for rank, ref in enumerate(refs)}
-        replies: dict[int, Reply] = {}
-        pending = list(refs)
-        while pending:
-            ready, pending = ray.wait(pending, num_returns=len(pending), timeout=1.0)
-            try:
-                parcels = ray.get(ready)
-            except ray.exceptions.RayError:
-                parcels = [self._fetch(ref, ranks[ref], method) for ref in ready]
-            for ref, parcel in zip(ready, parcels, strict=True):
-                replies[ranks[ref]] = self._read(parcel, ranks[ref])
-            if pending and self._ended.is_set():
-                raise RunError(f"{method!r} of {self.role} was broken off: its workers were ended")
-            waited = time.monotonic() - began
-            if pending and waited > patience:
-                names = ", ".join(self.processes[ranks[ref]].label for ref in pending)
-                logger.warning("waiting for %r of %s since %.0f s", method, names, waited)
-                patience *= 2
-        return [replies[rank] for rank in sorted(replies)]
+    def may_replace(self, process: Process) -> bool:
+        """Whether a lost process can be started again while the run goes on."""
+        return self._revival.may_replace(process)
 
-    def _fetch(self, ref: Any, rank: int, method: str) -> Any:
-        """One reply by itself. Raises RunError for what went wrong outside of the worker."""
-        try:
-            return self._ray.get(ref)
-        except self._ray.exceptions.RayActorError as error:
-            raise self._died(rank, method, error) from error
-        except self._ray.exceptions.RayError as error:
-            text = " ".join(str(error).split())
-            raise RunError(f"{method!r} of {self.role} worker {rank} failed in Ray: {text}") from error
+    def tell_lost(self, part: Part, error: WorkerLostError) -> None:
+        """A worker is lost, if it is still the one that had this part of a call."""
+        self._revival.tell_lost(part.process, part.generation, error)
 
-    def _read(self, parcel: Parcel, rank: int) -> Reply:
-        """A reply, its messages logged. Raises what the worker raised."""
-        reply: Reply = parcel.unpack()
-        for name, level, text in reply.records:
-            logging.getLogger(name).log(level, "%s %d: %s", self.role, rank, text)
-        if reply.error is not None:
-            raise reply.error from _RemoteTraceback(reply.trace)
-        return reply
+    def tell_retry(self) -> None:
+        """A part of a call is made again."""
+        self._revival.count({"recovery/num_retries": Metric(1.0, 1.0, "sum")})
 
-    def _died(self, rank: int, method: str, error: Exception) -> WorkerDiedError:
-        self._has_died = True
-        process = self.processes[rank]
-        place = f" (process {process.pid} on {process.address})" if process.pid else ""
-        log = f"; its log is {process.log}" if process.log else ""
-        return WorkerDiedError(
-            f"{self.role} worker {rank}{place} died during {method!r}: {_reason(error)}{log}", self.role, rank
-        )
+    def revive(self, processes: Sequence[Process]) -> None:
+        """Start those again that are lost."""
+        self._revival.revive(processes)
+
+    def end_hung(self, process: Process) -> None:
+        """End a process that does not answer."""
+        process.end_hung(self.ray)
+
+    def count_work(self, seconds: float) -> None:
+        """A worker spent so many seconds on its part of a call."""
+        self._meter.busy_s += seconds
+
+    @property
+    def can_resize(self) -> bool:
+        """See `WorkerGroup.can_resize`: for workers without a state that have processes of their own choice."""
+        return self.change_size is not None
+
+    def resize(self, count: int) -> int:
+        """See `WorkerGroup.resize`."""
+        if self.change_size is None:
+            raise RunError(f"the number of workers of {self.role} cannot be changed")
+        return self.change_size(self, count)
+
+    def add(self, process: Process) -> None:
+        """Take one more process; its worker is there after `build` and `finish`."""
+        self._ranks.append(self.size)
+        self.processes.append(process)
+
+    def remove(self) -> Process:
+        """Give up the last process."""
+        self._ranks.pop()
+        return self.processes.pop()
+
+    def load(self) -> WorkerLoad:
+        """See `WorkerGroup.load`."""
+        return self._meter.read()
+
+
+class Member(WorkerGroup):
+    """One worker of a group, as a group."""
+
+    def __init__(self, group: RayGroup, rank: int) -> None:
+        self.role = group.role
+        self._group, self._rank = group, rank
+
+    @property
+    def size(self) -> int:
+        """One."""
+        return 1
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """See `WorkerGroup.call`."""
+        return self._group.ask(self._rank, method, args, kwargs)
+
+    def submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        """See `WorkerGroup.submit`."""
+        return self._group.send(self._rank, method, args, kwargs)
+
+
+class _Meter:
+    """Measures how busy a group is: seconds of work, and the most items that were waited for at once."""
+
+    def __init__(self, group: RayGroup) -> None:
+        self._group = group
+        self._lock = threading.Lock()
+        self._since = time.monotonic()
+        self._items = self._most = 0
+        self.busy_s = 0.0
+
+    def begin(self, sent: Sent) -> None:
+        """A call was sent."""
+        with self._lock:
+            self._items += sent.num_items
+            self._most = max(self._most, self._items)
+
+    def end(self, sent: Sent) -> None:
+        """A call has ended."""
+        with self._lock:
+            self._items -= sent.num_items
+
+    def read(self) -> WorkerLoad:
+        """The load since this was last asked."""
+        group = self._group
+        with self._lock:
+            now = time.monotonic()
+            share = self.busy_s / max(1e-9, (now - self._since) * group.size)
+            load = WorkerLoad(
+                role=group.role, num_workers=group.size, queue_length=self._most, utilisation=min(1.0, share)
+            )
+            self._since, self._most, self.busy_s = now, self._items, 0.0
+        return load
 
 
 def _without_arguments(shares: Shares) -> Shares:
     """What `gather` needs of a call, without what it was called with."""
     return Shares(shares.marker, (), shares.num_ranks, shares.indices, shares.answering)
-
-
-def _reason(error: Exception) -> str:
-    """Why Ray says that a process ended, without the advice around it."""
-    text = " ".join(str(error).split())
-    _, _, detail = text.rpartition("Worker exit detail: ")
-    detail = detail.partition(" Some common causes include")[0].rstrip(".")
-    if detail.endswith("End of file"):  # all that shows of a process that had no time to say anything
-        return "it was killed (by somebody, or by the system for want of memory) or it crashed"
-    return detail

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,11 +26,12 @@ Record = tuple[str, int, str]
 
 @dataclass
 class Reply:
-    """What a call came to: a value or an error, and what the controller shall log."""
+    """What a call came to: a value or an error, what the controller shall log, and how long it took."""
 
     value: Any = None
     error: BaseException | None = None
     trace: str = ""
+    seconds: float = 0.0
     records: list[Record] = field(default_factory=list)
 
     @property
@@ -99,10 +101,10 @@ class Host:
         """What Ray's own tools call this process."""
         return self._label
 
-    def where(self) -> tuple[int, str]:
-        """The process id, and the machine's address."""
-        tools: Any = importlib.import_module("ray.util")
-        return os.getpid(), str(tools.get_node_ip_address())
+    def where(self) -> tuple[int, str, str]:
+        """The process id, the machine's address, and the id of Ray's node there."""
+        ray: Any = importlib.import_module("ray")
+        return os.getpid(), str(ray.util.get_node_ip_address()), str(ray.get_runtime_context().get_node_id())
 
     def meeting_point(self) -> tuple[str, int]:
         """This machine's address, and a port of it on which nobody listens."""
@@ -128,15 +130,18 @@ class Host:
         self,
         role: str,
         rank: int,
+        place: int,
         method: str,
         answers: bool,
         part: Sequence[int] | None,
         parcel: Parcel,
         *earlier: Parcel,
     ) -> Parcel:
-        """Call a worker with its part of the arguments in `parcel`, a pair of positional and keyword ones."""
+        """Call a worker with its part of the arguments in `parcel`, a pair of positional and keyword ones; `place`: of
+        the worker among those that are called."""
         from rollstock.dispatch import registration, take, worth_sending
 
+        began = time.monotonic()
         try:
             worker = self._workers[role]
             marker = registration(type(worker), method, role)
@@ -146,8 +151,9 @@ class Host:
             if marker.places and part is not None:
                 kwargs = {**kwargs, "places": list(part)}
             result = getattr(worker, method)(*take(args, part), **kwargs)
-            sent = worth_sending(marker, result, answers=answers, rank=rank)
-            return self._packed(Reply(Columns(sent) if Columns.fit(sent) else sent))
+            sent = worth_sending(marker, result, answers=answers, rank=place)
+            value = Columns(sent) if Columns.fit(sent) else sent
+            return self._packed(Reply(value, seconds=time.monotonic() - began))
         except (Exception, SystemExit) as error:  # whatever a plugin raises
             return self._failed(error, f"in {method!r} of {role} worker {rank}")
 

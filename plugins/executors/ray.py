@@ -2,8 +2,8 @@
 
 For runs that outgrow one process. Each worker is an actor in the bundle of a placement group, arguments and results
 pass through Ray's object store, and what a worker logs or prints is in the run's directory, `logs/<role>-<rank>.log`.
-Needs Ray (`pip install 'rollstock[ray]'`). What happens after a worker died is left to the run: it ends, and can be
-resumed.
+Needs Ray (`pip install 'rollstock[ray]'`). Lost workers are started again; what those that train had learned is the
+core's to load.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,11 @@ from typing import Any, Literal, TypeVar
 
 from rollstock import ConfigError, Executor, Run, RunError, WorkerGroup, WorkerSpec, hookimpl, option
 from rollstock.plugins.executors._cluster import Cluster
-from rollstock.plugins.executors._group import Process, RayGroup, WorkerDiedError
-from rollstock.plugins.executors._host import Host, Surroundings
+from rollstock.plugins.executors._group import RayGroup
+from rollstock.plugins.executors._host import Surroundings
 from rollstock.plugins.executors._places import Places
+from rollstock.plugins.executors._process import Process
+from rollstock.plugins.executors._revival import Revival
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -94,11 +96,14 @@ class Ray(Executor[RayConfig]):
         self._connecting: Future[Cluster] | None = None
         self._keeper: ThreadPoolExecutor | None = None
         self._places: Places | None = None
-        self._groups: dict[str, RayGroup] = {}
         self._begun: dict[str, WorkerSpec] = {}
         self._processes: list[Process] = []
-        self._run: Run | None = None
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._threads, self._ended = _make_threads(), threading.Event()
+        self._revival = Revival(self._ended, patience_s=self.config.start_timeout_s)
+        self._groups = self._revival.groups
 
     def prepare(self, specs: Sequence[WorkerSpec]) -> None:
         """Begin with the workers of all roles at once, so that their processes start side by side. Raises as `start`
@@ -136,10 +141,11 @@ class Ray(Executor[RayConfig]):
                 )
             processes = host.processes[: spec.count]
         group = RayGroup(
-            spec.role, processes, cluster.ray, self._threads, ended=self._ended, patience=self.config.warn_after_s
+            *(spec, processes, cluster.ray, self._threads, self._revival),
+            ended=self._ended,
+            patience=self.config.warn_after_s,
         )
-        group.on_death = self._tell_death
-        self._wait(group.build, spec)
+        self._wait(group.build)
         self._groups[spec.role], self._begun[spec.role] = group, spec
 
     def _connect(self) -> Cluster:
@@ -150,6 +156,7 @@ class Ray(Executor[RayConfig]):
             self._connecting = self._keeper.submit(Cluster.connect, self.config, needed_by=self)
             self._cluster = self._connecting.result()
             _take_back_signals()
+            self._revival.ray, self._revival.open_log = self._cluster.ray, self._open_log
             self._places = Places(self._cluster, self.config, self._ended)
         return self._cluster
 
@@ -161,9 +168,8 @@ class Ray(Executor[RayConfig]):
         assert self._places is not None
         processes = []
         for rank, options in enumerate(self._places.reserve(spec)):
-            label = f"{spec.role}-{rank}"
-            host = cluster.ray.remote(Host).options(**options)
-            processes.append(Process(host.remote(label, self._surroundings(cluster, spec, rank)), label))
+            processes.append(Process(f"{spec.role}-{rank}", options, self._surroundings(cluster, spec, rank)))
+            processes[-1].start(cluster.ray)
             self._processes.append(processes[-1])
         return processes
 
@@ -182,20 +188,29 @@ class Ray(Executor[RayConfig]):
     @hookimpl
     def rollstock_run_start(self, run: Run) -> None:
         """Say where the dashboard is, and let every process log to a file of the run."""
-        self._run = run
+        self._revival.run = run
         if self._cluster is None:
             return
         if self._cluster.dashboard:
             run.trackers.message(f"Ray's dashboard: http://{self._cluster.dashboard}")
-        opened = []
         for process in self._processes:
             process.log = str(Path(run.directory).resolve() / "logs" / f"{process.label}.log")
-            opened.append(process.actor.open_log.remote(process.log))
-        self._wait(self._cluster.ray.get, opened)
+        self._wait(self._cluster.ray.get, [self._open_log(process) for process in self._processes])
 
-    def _tell_death(self, error: WorkerDiedError) -> None:
-        if self._run is not None:
-            self._run.manager.hook.rollstock_worker_failed(run=self._run, role=error.role, rank=error.rank, error=error)
+    @staticmethod
+    def _open_log(process: Process) -> Any:
+        return process.actor.open_log.remote(process.log)
+
+    @property
+    def recovers(self) -> bool:
+        """True: see `recover`."""
+        return True
+
+    def recover(self, roles: Collection[str] = ()) -> Mapping[str, Sequence[int]]:
+        """See `Executor.recover`. Also finds processes whose loss nobody has noticed yet, as those of a whole machine;
+        waits for room as long as at the start."""
+        found: Mapping[str, Sequence[int]] = self._wait(self._revival.recover, roles)
+        return found
 
     def shutdown(self) -> None:
         """End every process, and Ray where it was started here. May be called after a start that failed or was broken
@@ -210,15 +225,15 @@ class Ray(Executor[RayConfig]):
         keeper.shutdown()
 
     def _end_processes(self, cluster: Cluster) -> None:
-        processes, self._processes, self._groups, self._run = self._processes, [], {}, None
-        self._begun = {}
-        for process in processes:
-            cluster.ray.kill(process.actor)
+        processes, self._processes, self._begun = self._processes, [], {}
+        self._ended.set()
+        with self._revival.working():  # whoever starts one just now leaves off, and leaves none behind
+            for process in processes:
+                process.end(cluster.ray)
         if self._places is not None:
             self._places.release()
-        self._ended.set()
         self._threads.shutdown(cancel_futures=True)
-        self._threads, self._ended = _make_threads(), threading.Event()
+        self._begin_anew()
 
 
 def _take_back_signals() -> None:

@@ -49,6 +49,7 @@ from rollstock.testing.install import provider_module
 
 HOOKS = [name for name in vars(hookspecs) if name.startswith("rollstock_")]
 PROVIDERS = [kind.provider for kind in KINDS.values()]
+WORKERS = {"worker_failed", "worker_started"}
 LIFE = [name for name in HOOKS if name not in PROVIDERS]
 STAGES = [name for name in LIFE if getattr(getattr(hookspecs, name), "rollstock_spec")["firstresult"]]  # noqa: B009
 
@@ -135,6 +136,10 @@ class Recorder(Extension[NoOptions]):
         Diary.entries.append(f"worker_failed {role} {rank}: {error}")
 
     @hookimpl
+    def rollstock_worker_started(self, run: Run, role: str, rank: int) -> None:
+        Diary.entries.append(f"worker_started {role} {rank}")
+
+    @hookimpl
     def rollstock_run_end(self, run: Run, status: str) -> None:
         Diary.entries.append(f"run_end {status}")
 
@@ -170,11 +175,11 @@ def test_a_run_fires_its_hooks_in_the_order_of_the_contract(tmp_path: Path) -> N
     second = [*STEP, "metrics 2", "evaluation_end 2", "step_end 2", "checkpoint_saved 2"]
     assert Diary.entries == ["run_start", *both("sync"), "evaluation_end 0", *first, *second, "run_end finished"]
     fired = {entry.split()[0] for entry in Diary.entries}
-    # A worker that fails needs an executor that notices; its hook has a test of its own below.
-    assert {f"rollstock_{name}" for name in fired} == set(LIFE) - {"rollstock_worker_failed"}
+    # A worker that fails needs an executor that notices; its hooks have a test of their own below.
+    assert {f"rollstock_{name}" for name in fired} == set(LIFE) - {f"rollstock_{name}" for name in WORKERS}
     order = [name.removeprefix("rollstock_") for name in LIFE]
     seen = [entry.split()[0] for entry in ["run_start", *first, "run_end"] if not entry.endswith("done")]
-    assert seen == [name for name in order if name != "worker_failed"]
+    assert seen == [name for name in order if name not in WORKERS]
 
 
 def test_what_wrappers_return_reaches_the_metrics(tmp_path: Path) -> None:
@@ -185,11 +190,12 @@ def test_what_wrappers_return_reaches_the_metrics(tmp_path: Path) -> None:
     assert metrics["diary/entries"] == Diary.entries.index("metrics 1") + 1
 
 
-def test_a_failed_worker_is_told_to_those_who_listen(rollstock_manager: PluginManager) -> None:
+def test_a_failed_worker_and_a_new_one_are_told_to_those_who_listen(rollstock_manager: PluginManager) -> None:
     rollstock_manager.add("extension", "recorder", provider_module("extension", Recorder, "recorder_module"))
     rollstock_manager.create("extension", {"name": "recorder"})
     rollstock_manager.hook.rollstock_worker_failed(run=None, role="rollout", rank=3, error=RuntimeError("gone"))
-    assert Diary.entries == ["worker_failed rollout 3: gone"]
+    rollstock_manager.hook.rollstock_worker_started(run=None, role="rollout", rank=3)
+    assert Diary.entries == ["worker_failed rollout 3: gone", "worker_started rollout 3"]
 
 
 def test_a_run_that_fails_says_so_at_its_end(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Runs that are over in seconds, a cluster of two nodes, and a plugin that brings a role of its own."""
 
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
+import torch
 
 from rollstock.extras import extras_of
 from rollstock.sources import find_module, parse
@@ -76,7 +78,7 @@ def rollstock_extension():
 
 
 HERALD = '''
-"""Writes down which worker failed."""
+"""Writes down which workers failed and were started."""
 
 from rollstock import Extension, NoOptions, hookimpl
 
@@ -84,7 +86,15 @@ from rollstock import Extension, NoOptions, hookimpl
 class Herald(Extension[NoOptions]):
     @hookimpl
     def rollstock_worker_failed(self, run, role, rank, error):
-        (run.directory / "failed.txt").write_text(f"{role} {rank}: {error}")
+        self.write(run, f"failed {error}")
+
+    @hookimpl
+    def rollstock_worker_started(self, run, role, rank):
+        self.write(run, f"started {role} {rank}")
+
+    def write(self, run, line):
+        with (run.directory / "workers.txt").open("a") as file:
+            file.write(line + "\\n")
 
 
 @hookimpl
@@ -93,22 +103,54 @@ def rollstock_extension():
 '''
 
 
-@pytest.fixture
-def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """An installed package with two extensions: `judged` brings the role `judge`, `herald` tells of failures."""
-    site = tmp_path / "site"
+    site = tmp_path_factory.mktemp("site")
     info = site / "acme_judge-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-judge\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[rollstock.extension]\njudged = acme_judge\nherald = acme_herald\n")
     (site / "acme_judge.py").write_text(dedent(JUDGE))
     (site / "acme_herald.py").write_text(dedent(HERALD))
-    monkeypatch.syspath_prepend(str(site))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(site))
+        for cached in (find_module, parse, extras_of):
+            cached.cache_clear()
+        yield
     for cached in (find_module, parse, extras_of):
         cached.cache_clear()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Workers of a cluster have a thread for each of their cores, and so must a run in this process."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
-    for cached in (find_module, parse, extras_of):
-        cached.cache_clear()
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`kill(role, method, number)`: the last worker of a role is killed in its so-and-so-manieth call of a method."""
+
+    def arm(role: str, method: str, number: int, *, by: signal.Signals = signal.SIGKILL) -> None:
+        from rollstock.plugins.executors._group import RayGroup
+
+        send, left = RayGroup.send, [number]
+
+        def killing(self: RayGroup, only: int | None, called: str, *rest: Any) -> Any:
+            sent = send(self, only, called, *rest)
+            if (self.role, called) == (role, method):
+                left[0] -= 1
+                if left[0] == 0:
+                    os.kill(self.processes[-1].pid, by)
+            return sent
+
+        monkeypatch.setattr(RayGroup, "send", killing)
+
+    return arm
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,106 @@
+"""Workers killed, stopped and cut off in the middle of a run, which goes on and ends as if nothing had happened."""
+
+import logging
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollstock.launch import train
+from rollstock.testing import read_metrics
+
+from .conftest import assert_same, small
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(judged: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run in one process, which nobody disturbs."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    path = tmp_path_factory.mktemp("runs") / "undisturbed"
+    train(small(path, "checkpoint.every_steps=0", extensions=["herald"]))
+    torch.set_num_threads(before)
+    return path
+
+
+def metrics_of(run: Path) -> dict[str, float]:
+    """What the steps of a run say of recovery, added up."""
+    found: dict[str, float] = {}
+    for row in read_metrics(run):
+        for name, value in row.get("metrics", {}).items():
+            if name.startswith("recovery/"):
+                found[name] = found.get(name, 0.0) + value
+    return found
+
+
+def told(run: Path) -> list[str]:
+    """What the extension `herald` wrote down, without what a process has of its own."""
+    lines = (run / "workers.txt").read_text().splitlines()
+    return [re.sub(r" \(process .*", "", line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("role", "method", "number"), [("rollout", "generate", 3), ("reward", "score", 3), ("rollout", "load_weights", 2)]
+)
+def test_a_killed_worker_without_a_state_is_replaced_and_its_part_made_again(
+    tmp_path: Path,
+    undisturbed: Path,
+    cluster: Any,
+    kill: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    role: str,
+    method: str,
+    number: int,
+) -> None:
+    ray = {"name": "ray", "address": cluster.address}
+    kill(role, method, number)
+    options = [f"roles.{role}.count=2", "checkpoint.every_steps=0", "recovery.backoff_s=0.01"]
+    with caplog.at_level(logging.WARNING, logger="rollstock"):
+        train(small(tmp_path / "ray", *options, executor=ray, extensions=["herald"]))
+    assert_same(tmp_path / "ray", undisturbed, other_counts=True)
+    assert told(tmp_path / "ray") == [f"failed {role} worker 1", f"started {role} 1"]
+    assert metrics_of(tmp_path / "ray") == {"recovery/num_retries": 1, "recovery/num_replaced": 1}
+    retry = (
+        rf"^{role} worker 1 .* died during '{method}': it was killed.*; its part of the call is made again in 0\.0 s"
+    )
+    assert any(re.search(retry + r" \(retry 1 of 3\)", message) for message in caplog.messages)
+    assert any(message.startswith(f"started again: {role}-1, in ") for message in caplog.messages)
+
+
+@pytest.mark.parametrize("state_gib", [1.0, 0.0])
+def test_a_killed_trainer_is_started_again_where_it_was(
+    tmp_path: Path, undisturbed: Path, cluster: Any, kill: Callable[..., None], state_gib: float
+) -> None:
+    ray = {"name": "ray", "address": cluster.address}
+    kill("actor", "update", 3)
+    options = [f"recovery.state_gib={state_gib}", "checkpoint.every_steps=0"]
+    train(small(tmp_path / "ray", *options, executor=ray, extensions=["herald"]))
+    assert_same(tmp_path / "ray", undisturbed)
+    assert told(tmp_path / "ray") == ["failed actor worker 0", "started actor 0"]
+    found = metrics_of(tmp_path / "ray")
+    assert found == {
+        "recovery/num_restarts": 1,
+        "recovery/num_replaced": 1,
+        "recovery/num_steps_again": 0 if state_gib else 2,
+    }
+
+
+def test_a_worker_that_hangs_is_ended_and_replaced(
+    tmp_path: Path, undisturbed: Path, cluster: Any, kill: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    ray = {"name": "ray", "address": cluster.address, "warn_after_s": 1}
+    kill("rollout", "generate", 3, by=signal.SIGSTOP)
+    options = ["roles.rollout.call_timeout_s=5", "checkpoint.every_steps=0", "recovery.backoff_s=0.01"]
+    with caplog.at_level(logging.WARNING, logger="rollstock"):
+        train(small(tmp_path / "ray", *options, executor=ray, extensions=["herald"]))
+    assert_same(tmp_path / "ray", undisturbed)
+    assert metrics_of(tmp_path / "ray") == {"recovery/num_retries": 1, "recovery/num_replaced": 1}
+    assert any(re.search("rollout worker 0 .* hung: 'generate' had not ended", message) for message in caplog.messages)
+    assert any(re.search("^waiting for 'generate' of rollout-0 since", message) for message in caplog.messages)
