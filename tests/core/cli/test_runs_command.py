@@ -76,7 +76,7 @@ def test_the_run_directory_has_every_option_of_every_plugin(folder: Path) -> Non
 @pytest.mark.parametrize(("status", "code"), [("finished", 0), ("checked", 0), ("interrupted", 1)])
 def test_a_run_that_was_interrupted_is_not_done(folder: Path, capsys, monkeypatch, status: str, code: int) -> None:
     outcome = launch.Outcome(status=status, directory=Path("runs/x"), step=3, message="go on with: rollstock resume")
-    monkeypatch.setattr(launch, "resume", lambda path, step: outcome)
+    monkeypatch.setattr(launch, "resume", lambda path, **chosen: outcome)
     Path("runs/x").mkdir(parents=True)
     for name in ("config.yaml", "manifest.json"):
         Path("runs/x", name).touch()
