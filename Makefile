@@ -107,5 +107,5 @@ $(VENV)/.demo: $(VENV)/.base
 
 $(VENV)/.dev: $(VENV)/.base
 	@echo "installing what the tests need into .venv"
-	@$(PIP) gguf accelerate -e '.[dev,lora,parquet,tasks,tensorboard,wandb]' ray
+	@$(PIP) gguf accelerate -e '.[dev,lora,parquet,tasks,tensorboard,wandb,zmq]' ray
 	@touch $@

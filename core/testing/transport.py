@@ -131,6 +131,56 @@ def check_large(case: TransportCase) -> None:
         )
 
 
+def check_broadcast(case: TransportCase) -> None:
+    """One message to several endpoints arrives at each of them, small or large; nobody else's is late for one that is
+    gone."""
+    with case.pair() as (receiver, sender), case.pair() as (other, _):
+        addresses = [_bind(receiver, "left"), _bind(receiver, "right"), _bind(other, "inbox")]
+        payload = bytes(range(256)) * (LARGE // 1024)
+        for message in ([b"to", b"all"], [payload, b"end"]):
+            with concurrent.futures.ThreadPoolExecutor(1) as threads:
+                sending = threads.submit(sender.broadcast, addresses, message, timeout=WAIT_S)
+                for transport, name in ((receiver, "left"), (receiver, "right"), (other, "inbox")):
+                    found = [bytes(buffer) for buffer in transport.receive(name, timeout=WAIT_S)]
+                    expect(found == message, f"a broadcast arrives at {name!r} as {found!r:.100}", mend=BROADCAST)
+                failed = sending.result(WAIT_S)
+            expect(not failed, f"a broadcast to {len(addresses)} endpoints says {failed!r:.200}", mend=BROADCAST)
+        gone = case.subject.make()
+        nowhere = _bind(gone, "inbox")
+        gone.close()
+        failed = sender.broadcast([nowhere, addresses[0]], [b"again"], timeout=1.0)
+        found = [bytes(buffer) for buffer in receiver.receive("left", timeout=WAIT_S)]
+        expect(found == [b"again"], f"beside one that is gone, a broadcast arrives as {found!r}", mend=BROADCAST)
+        expect(
+            set(failed) == {nowhere} and all(isinstance(error, OSError) for error in failed.values()),
+            f"a broadcast to an endpoint that is gone says {failed!r:.200}",
+            mend="return the OSError that `send` raises, TimeoutError among them, by the address that it is for",
+        )
+
+
+BROADCAST = "leave `broadcast` to the base class, or send as `send` does to each address"
+
+
+def check_ownership(case: TransportCase) -> None:
+    """Once sent, buffers are the sender's to change; once received, they are the receiver's to keep."""
+    with case.pair() as (receiver, sender), concurrent.futures.ThreadPoolExecutor(1) as threads:
+        address = _bind(receiver, "inbox")
+        payload, kept = bytearray(LARGE // 8), []
+        for value in range(4):
+            payload[:] = bytes([value]) * len(payload)
+            sending = threads.submit(sender.send, address, [payload], timeout=WAIT_S)
+            if value % 2:  # early or late
+                sending.result(WAIT_S)
+            kept.append(receiver.receive("inbox", timeout=WAIT_S)[0])
+            sending.result(WAIT_S)
+        for value, buffer in enumerate(kept):
+            expect(
+                bytes(buffer) == bytes([value]) * len(payload),
+                f"message {value} changed while its receiver kept it, or its sender took it back",
+                mend="read the buffers before `send` returns, and use no memory again that a receiver still holds",
+            )
+
+
 def check_endpoints(case: TransportCase) -> None:
     """Endpoints have their own messages, whoever sends them."""
     with case.pair() as (receiver, sender):
@@ -275,6 +325,8 @@ CHECKS = (
     check_messages,
     check_order,
     check_large,
+    check_broadcast,
+    check_ownership,
     check_endpoints,
     check_timeout,
     check_privacy,

@@ -1,6 +1,6 @@
 """Every built-in plugin keeps the promises of its kind."""
 
-import importlib.util
+import importlib.metadata
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -170,13 +170,17 @@ def test_a_built_in_plugin_keeps_the_promises_of_its_kind(plugin: str, tmp_path:
 
 
 def needs(name: str) -> list[str]:
-    """The optional packages that a plugin is named after."""
-    packages = {package for found in extras_of("rollstock").values() for package in found}
-    return sorted(packages & {normalise(name)})
+    """The optional packages that a plugin is named after, and those of an extra of its name."""
+    extras = extras_of("rollstock")
+    packages = {package for found in extras.values() for package in found}
+    return sorted((packages & {normalise(name)}) | set(extras.get(name, ())))
 
 
 def is_there(distribution: str) -> bool:
-    return bool(importlib.util.find_spec(distribution.replace("-", "_")))
+    try:
+        return bool(importlib.metadata.version(distribution))
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def test_every_kind_has_a_kit() -> None:

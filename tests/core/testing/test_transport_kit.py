@@ -4,7 +4,7 @@ import importlib
 import itertools
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,36 @@ class ClosesOnce(Spool):
         super().close()
 
 
+class TellsTheFirstAlone(Spool):
+    def broadcast(
+        self, addresses: Sequence[str], buffers: Sequence[Buffer], *, timeout: float | None = None
+    ) -> Mapping[str, OSError]:
+        first, *others = addresses
+        failed = super().broadcast([first], buffers, timeout=timeout)
+        return {**failed, **super().broadcast(others, [b""], timeout=timeout)}
+
+
+class HidesTheGone(Spool):
+    def broadcast(
+        self, addresses: Sequence[str], buffers: Sequence[Buffer], *, timeout: float | None = None
+    ) -> Mapping[str, OSError]:
+        super().broadcast(addresses, buffers, timeout=timeout)
+        return {}
+
+
+class UsesItsMemoryAgain(Spool):
+    memory = bytearray(64 << 20)
+
+    def receive(self, name: str, *, timeout: float | None = None) -> list[memoryview]:
+        found = super().receive(name, timeout=timeout)
+        place = 0
+        for index, buffer in enumerate(found):
+            self.memory[place : place + len(buffer)] = buffer
+            found[index] = memoryview(self.memory)[place : place + len(buffer)]
+            place += len(buffer)
+        return found
+
+
 class CountsMessages(Spool):
     def statistics(self) -> dict[str, Any]:
         return {"bytes_sent": 1}
@@ -87,6 +117,9 @@ WRONG: list[tuple[type[Transport[Any]], str, str]] = [
     (GivesBytes, "messages", "memoryview"),
     (NewestFirst, "order", "first in, first out"),
     (CutsLongOnes, "large", "8 MiB"),
+    (TellsTheFirstAlone, "broadcast", "arrives at 'right'"),
+    (HidesTheGone, "broadcast", "raises"),
+    (UsesItsMemoryAgain, "ownership", "changed while its receiver kept it"),
     (OneInbox, "endpoints", "one address"),
     (NothingIsAMessage, "timeout", "TimeoutError"),
     (spool_transport.OnlyInThisProcess, "processes", "another process"),
