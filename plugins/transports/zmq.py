@@ -2,8 +2,8 @@
 
 Each endpoint is a PULL socket, each address that is sent to a PUSH socket. A message is a multipart message: a mark,
 then one frame a buffer. Large frames are sent from the caller's memory and received into memory that is handed out as
-it is. Nothing is ever pickled. Endpoints listen on the loopback device unless `host` says else; then anybody who reaches
-that address can send to them, so the network must be one to trust. Needs pyzmq (`pip install 'rollstock[zmq]'`).
+it is. Nothing is ever pickled. Endpoints listen on the loopback device unless `host` says else; then whoever reaches
+that address can send to them, so the network must be one to trust. Needs pyzmq: `pip install 'rollstock[zmq]'`.
 """
 
 from __future__ import annotations
