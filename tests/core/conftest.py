@@ -117,6 +117,17 @@ def installed() -> Iterator[Callable[[str, str, type], None]]:
         yield lambda kind, name, plugin: stack.enter_context(install(kind, name, plugin))
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, as the processes that a run here is compared with."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def keep_logging() -> Iterator[None]:
     """Put the handlers of rollstock's log back, which the command line replaces."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rollstock import Algorithm, Extension, NoOptions, hookimpl
+from rollstock.build import choose
 from rollstock.columns import needs_greedy
 from rollstock.launch import resume, train
 from rollstock.testing import read_metrics
@@ -152,6 +153,5 @@ def test_a_run_taken_up_again_plays_as_one_that_went_on(small_run, tmp_path, ass
     assert_same_run(straight, broken)
 
 
-def test_a_role_is_not_started_for_it(small_run, tmp_path):
-    train(small_run(tmp_path / "run", **LEADER))
-    assert all("critic/vf_loss" not in metrics for metrics in steps_of(tmp_path / "run"))
+def test_no_role_is_started_for_it(small_run, tmp_path):
+    assert choose(small_run(tmp_path / "run", **LEADER)).roles == ["actor", "rollout", "reward"]

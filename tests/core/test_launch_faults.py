@@ -17,10 +17,7 @@ from rollstock.lockfile import LockedError
 from rollstock.rundir import OccupiedError, RunDirectory
 from rollstock.testing import installed, read_metrics
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-import torch
 
 from rollstock import Algorithm, Extension, Metric, NoOptions, Tracker, UserError, hookimpl
 from rollstock.checkpoint import CheckpointStore
@@ -13,10 +12,7 @@ from rollstock.launch import resume, train
 from rollstock.rundir import RunDirectory
 from rollstock.testing import installed, read_metrics
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def log_of(run: Path) -> str:

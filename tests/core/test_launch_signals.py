@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import torch
 
 from rollstock import Extension, NoOptions, Scheduler, hookimpl
 from rollstock.checkpoint import CheckpointStore
@@ -92,8 +91,7 @@ class Alarm(Extension[NoOptions]):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def alarm() -> Iterator[None]:
-    torch.set_num_threads(1)
+def alarm(one_thread: None) -> Iterator[None]:
     with installed("extension", "alarm", Alarm):
         yield
 

@@ -10,7 +10,6 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from rollstock import Batch, ConfigError, Task, UserError
 from rollstock.build import choose, worker_spec
@@ -269,9 +268,8 @@ RESUMED = ("train.steps=8", "train.mini_batches=2", "train.epochs=2", "checkpoin
 
 @pytest.mark.parametrize("sections", [SFT_RUN, DPO_RUN], ids=["sft", "dpo"])
 def test_a_run_resumed_from_its_middle_equals_one_that_went_through(
-    small_run, tmp_path, pairs, sections, assert_same_run
+    small_run, tmp_path, pairs, sections, assert_same_run, one_thread
 ):
-    torch.set_num_threads(1)
     through = train(small_run(tmp_path / "through", *RESUMED, environment=pairs, **sections))
     shutil.copytree(through.directory, tmp_path / "again")
     resume(tmp_path / "again", step=4)
@@ -279,8 +277,7 @@ def test_a_run_resumed_from_its_middle_equals_one_that_went_through(
 
 
 @pytest.mark.slow
-def test_a_run_killed_in_its_middle_equals_one_that_was_not(small_run, tmp_path, pairs, assert_same_run):
-    torch.set_num_threads(1)
+def test_a_run_killed_in_its_middle_equals_one_that_was_not(small_run, tmp_path, pairs, assert_same_run, one_thread):
     config = small_run(tmp_path / "through", *RESUMED, "train.steps=40", environment=pairs, **DPO_RUN)
     through = train(config).directory
     run = tmp_path / "killed"

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from rollstock.checkpoint import CheckpointStore
 from rollstock.config import load_config
@@ -52,8 +51,7 @@ def launch(*arguments):
 
 
 @pytest.fixture
-def uninterrupted(config_file, tmp_path):
-    torch.set_num_threads(1)
+def uninterrupted(config_file, tmp_path, one_thread):
     outcome = train(load_config(config_file, [f"run.directory={tmp_path / 'straight'}"]))
     assert outcome.status == "finished"
     return outcome.directory

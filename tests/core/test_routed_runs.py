@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM
 
 from rollstock import UserError
@@ -15,6 +14,8 @@ from rollstock.checkpoint import CheckpointStore
 from rollstock.export import export
 from rollstock.launch import resume
 from rollstock.testing import read_metrics, tiny_config, tiny_run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 EXPERTS = {
     "config": {
@@ -39,7 +40,6 @@ BALANCED = {"auxiliary_loss": 0.05, "bias_rate": 0.02}
 
 def run(directory: Path, router: Any, **sections: Any) -> list[dict[str, float]]:
     """The metrics of each step."""
-    torch.set_num_threads(1)
     tiny_run(directory, {"model": EXPERTS, "router": router, **sections})
     return [row["metrics"] for row in read_metrics(directory) if "metrics" in row]
 

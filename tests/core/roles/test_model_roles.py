@@ -12,8 +12,7 @@ from rollstock.micro import Totals
 
 
 @pytest.fixture(scope="module")
-def make(small_run, tmp_path_factory) -> Any:
-    torch.set_num_threads(1)
+def make(small_run, tmp_path_factory, one_thread) -> Any:
     config = small_run(tmp_path_factory.mktemp("roles"), algorithm={"name": "ppo", "kl_reward_coef": 0.1})
     tokenizer = choose(config).tokenizer
 
