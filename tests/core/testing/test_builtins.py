@@ -146,8 +146,9 @@ SPECIAL: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
 SLOW = {"extension:kl_in_reward", "extension:rollout_correction"}
 """Those whose check takes over ten seconds."""
 
-ELSEWHERE = {"executor:ray"}
-"""Those that are checked where what they need is running: tests/plugins/executors/test_ray_kit.py."""
+ELSEWHERE = {"executor:ray", "reward:remote"}
+"""Those that are checked where what they need is running: tests/plugins/executors/test_ray_kit.py, and
+tests/plugins/rewards/test_remote.py."""
 
 
 @pytest.mark.parametrize(
