@@ -111,7 +111,7 @@ class PipelineSection:
     old_logprobs: Literal["auto", "sampler", "recompute"] = option(
         "auto",
         "what ratios are taken against: the sampler's log-probs, or the trainer's before its update; auto: the "
-        "sampler's, unless an extension reads old_logprobs",
+        "sampler's, unless the mode is sync or an extension reads old_logprobs",
     )
 
 

@@ -55,22 +55,25 @@ def examine_pipeline(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[s
                 f"{'0' if chosen.mode == 'sync' else '1'} in the mode {chosen.mode}: leave it out, or set "
                 "pipeline.mode: async"
             )
-    if chosen.mode == "sync" and chosen.old_logprobs != "auto":
+    if chosen.old_logprobs != "auto" and "old_logprobs" not in algorithm.needed_columns():
         yield (
-            f"pipeline.old_logprobs: {chosen.old_logprobs} would change nothing, since in the mode sync the policy "
-            "that samples is the one that is trained: leave it out"
+            f"pipeline.old_logprobs: {chosen.old_logprobs} would change nothing, since {algorithm.plugin_name!r} reads "
+            "no old log-probs: leave it out"
         )
+    elif chosen.mode == "sync" and chosen.old_logprobs == "recompute":
+        yield "pipeline.old_logprobs: recompute would change nothing, since the mode sync does so: leave it out"
 
 
 def sampler_is_old(config: RunConfig, algorithm: Algorithm[Any], extensions: Sequence[Extension[Any]]) -> bool:
     """Whether the column `old_logprobs` is what the sampler said, and not what the trainer says before its update.
 
     The policy that sampled is the old one, so that ratios and clips are against it. An extension that reads
-    `old_logprobs` compares the two, and gets the trainer's.
+    `old_logprobs` compares the two, and gets the trainer's. In the mode sync both policies are one, to rounding, and
+    theirs are the trainer's unless the config says otherwise.
     """
     chosen = config.pipeline
-    if chosen.mode == "sync" or "old_logprobs" not in algorithm.needed_columns():
+    if "old_logprobs" not in algorithm.needed_columns():
         return False
     if chosen.old_logprobs != "auto":
         return chosen.old_logprobs == "sampler"
-    return not any("old_logprobs" in extension.needed_columns() for extension in extensions)
+    return chosen.mode != "sync" and not any("old_logprobs" in extension.needed_columns() for extension in extensions)

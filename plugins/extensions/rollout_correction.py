@@ -23,6 +23,7 @@ import torch
 
 from rollstock import Algorithm, Extension, Metric, Metrics, RunConfig, hookimpl, option
 from rollstock.algorithms import functional as F
+from rollstock.plugins.extensions._mask import training_on
 from rollstock.plugins.extensions._mismatch import divergence_metrics, effective_sample_size
 
 if TYPE_CHECKING:
@@ -58,6 +59,12 @@ class RolloutCorrectionConfig:
     reject_token_below: float | None = option(
         None, "reject responses with a token of a smaller ratio", minimum=0, maximum=1
     )
+    reject_k3_above: float | None = option(
+        None,
+        "reject responses whose tokens' mean divergence, by the estimator k3 in nats, is larger",
+        minimum=0,
+        maximum=1e9,
+    )
     denominator: Literal["all", "kept"] = option(
         "all", "what losses are averaged over: all tokens and responses, or those whose weight is not 0"
     )
@@ -73,14 +80,16 @@ class RolloutCorrectionConfig:
         for name in ("reject_above", "reject_below", "reject_token_above", "reject_token_below"):
             if getattr(self, name) == 1:
                 raise ValueError(f"`{name}` 1 would reject responses for rounding alone: leave a margin")
+        if self.reject_k3_above == 0:
+            raise ValueError("`reject_k3_above` 0 would reject responses for rounding alone: leave a margin")
         if self.denominator == "kept" and self.outside != "mask" and not self.rejects:
             raise ValueError("`denominator` kept is the same as all where nothing is masked or rejected")
 
     @property
     def rejects(self) -> bool:
         """Whether whole responses may be rejected."""
-        bounds = (self.reject_above, self.reject_below, self.reject_token_above, self.reject_token_below)
-        return any(bound is not None for bound in bounds)
+        whole = (self.reject_above, self.reject_below, self.reject_k3_above)
+        return any(bound is not None for bound in (*whole, self.reject_token_above, self.reject_token_below))
 
 
 class RolloutCorrection(Extension[RolloutCorrectionConfig]):
@@ -94,8 +103,15 @@ class RolloutCorrection(Extension[RolloutCorrectionConfig]):
     provides = frozenset({"token_weights"})
 
     def validate(self, config: RunConfig, algorithm: Algorithm[Any]) -> Sequence[str]:
-        """An offline algorithm has no sampler."""
-        return ["an offline algorithm has no sampler to correct for: leave it out"] if algorithm.offline else ()
+        """An offline algorithm has no sampler; and ratios to the sampler itself are all 1."""
+        if algorithm.offline:
+            return ["an offline algorithm has no sampler to correct for: leave it out"]
+        if config.pipeline.old_logprobs == "sampler":
+            return [
+                "pipeline.old_logprobs: sampler puts the sampler's log-probs in the place of the trainer's, so that "
+                "every weight would be 1: keep one of both"
+            ]
+        return ()
 
     @hookimpl(wrapper=True)
     def rollstock_prepare(self, run: Run, batch: Batch) -> Generator[None, bool | None, bool | None]:
@@ -113,13 +129,10 @@ class RolloutCorrection(Extension[RolloutCorrectionConfig]):
     @hookimpl(wrapper=True)
     def rollstock_update(self, run: Run, batch: Batch) -> Generator[None, Metrics, Metrics]:
         """With `denominator: kept`, tokens of weight 0 are no action tokens for as long as the update lasts."""
-        chosen = batch.flat("action_mask")
-        if self.config.denominator == "kept":
-            batch.set_flat("action_mask", chosen & (batch.flat("token_weights") > 0))
-        try:
+        if self.config.denominator == "all":
             return (yield)
-        finally:
-            batch.set_flat("action_mask", chosen)
+        with training_on(batch, batch.flat("token_weights") > 0):
+            return (yield)
 
     def ratios(self, old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
         """[B, T]: the trainer's probability over the sampler's, of what `level` says; 0 in masked slots."""
@@ -135,7 +148,11 @@ class RolloutCorrection(Extension[RolloutCorrectionConfig]):
         means = F.gspo_ratio(old_logprobs, rollout_logprobs, mask)
         tokens = F.importance_weights(old_logprobs, rollout_logprobs, mask, level="token", cap=math.inf)
         worst = mask & _outside(tokens, config.reject_token_below, config.reject_token_above)
-        return _outside(means, config.reject_below, config.reject_above) | worst.any(dim=1)
+        rejected = _outside(means, config.reject_below, config.reject_above) | worst.any(dim=1)
+        if config.reject_k3_above is None:
+            return rejected
+        k3 = torch.where(mask, F.kl_estimate(rollout_logprobs, old_logprobs, kind="k3"), 0.0)
+        return rejected | (k3.sum(dim=1) / mask.sum(dim=1).clamp(min=1) > config.reject_k3_above)
 
     def weights(self, ratios: Tensor, rejected: Tensor, mask: Tensor) -> Tensor:
         """[B, T]: what the losses are multiplied by; 0 in masked slots and in rejected responses."""

@@ -60,6 +60,9 @@ def correct(stages, stand_in, ratio_batch):
         ({"level": "none", "reject_below": 0.3}, [[1, 1], [1, 1], [0, 0], []]),
         ({"level": "none", "reject_token_above": 3}, [[1, 1], [0, 0], [1, 1], []]),
         ({"level": "none", "reject_token_below": 0.3}, [[1, 1], [1, 1], [0, 0], []]),
+        # k3, the mean of r - 1 - log r: (1 - log 2 + log 2 - 0.5) / 2 = 0.25, 1.5 - log 2 = 0.81, log 4 - 0.75 = 0.64
+        ({"level": "none", "reject_k3_above": 0.7}, [[1, 1], [0, 0], [1, 1], []]),
+        ({"level": "none", "reject_k3_above": 0.3}, [[1, 1], [0, 0], [0, 0], []]),
         ({"reject_above": 1.9, "reject_token_below": 0.3}, [[2, 0.5], [0, 0], [0, 0], []]),
         # with a mean of 1, over tokens and over responses; what is kept counts alone with `denominator: kept`
         ({"normalise": True, "cap": None}, [[1.5, 0.375], [3, 0.75], [0.1875, 0.1875], []]),
@@ -172,6 +175,7 @@ def test_kept_tokens_are_the_action_tokens_of_the_update_alone(stages, stand_in,
         ({"outside": "mask", "cap": 1.0}, "would mask nothing or all"),
         ({"reject_above": 1.0}, "for rounding alone"),
         ({"reject_token_below": 1.0}, "for rounding alone"),
+        ({"reject_k3_above": 0.0}, "for rounding alone"),
         ({"denominator": "kept"}, "the same as all"),
         ({"cap": 0.5}, "at least 1"),
         ({"floor": 2.0}, "at most 1"),
@@ -182,8 +186,14 @@ def test_options_that_do_nothing_or_harm_are_refused(options, message):
         make_manager().create("extension", {"name": "rollout_correction", **options})
 
 
-def test_an_offline_algorithm_is_refused():
-    assert "no sampler" in RolloutCorrection().validate(None, SimpleNamespace(offline=True))[0]
+def test_an_offline_algorithm_and_ratios_to_the_sampler_are_refused():
+    def said(offline, old):
+        config = SimpleNamespace(pipeline=SimpleNamespace(old_logprobs=old))
+        return RolloutCorrection().validate(config, SimpleNamespace(offline=offline))
+
+    assert "no sampler" in said(True, "auto")[0]
+    assert "every weight would be 1" in said(False, "sampler")[0]
+    assert said(False, "auto") == ()
 
 
 class Plain(Algorithm[NoOptions]):
@@ -332,3 +342,46 @@ def test_two_extensions_in_one_run(steps_of_run):
     for metrics in steps_of_run("run", extensions=both):
         assert metrics["rollout_corr/weight_mean"] == pytest.approx(1.0, abs=1e-4)
         assert metrics["actor/kl_coef"] == 0.1
+
+
+class Off(Extension[NoOptions]):
+    """A sampler whose log-probs are all off by 0.1, so that every ratio to it begins at exp(0.1)."""
+
+    @hookimpl(wrapper=True)
+    def rollstock_generate(self, run, tasks):
+        batch = yield
+        sampled = batch.flat("rollout_logprobs")
+        batch.set_flat("rollout_logprobs", torch.where(batch.flat("action_mask"), sampled - 0.1, sampled))
+        return batch
+
+
+def test_the_clip_can_be_around_the_sampler_in_place_of_a_correction(steps_of_run):
+    algorithm = {"name": "grpo", "group_size": 4, "clip": 0.05}
+    sections = {"algorithm": algorithm, "extensions": ["off"], "train": {"steps": 1, "prompts_per_step": 8}}
+    with installed("extension", "off", Off):
+        ((plain,), (held,)) = (
+            steps_of_run(old, pipeline={"mode": "sync", "old_logprobs": old}, **sections) for old in ("auto", "sampler")
+        )
+    assert plain["actor/pg_clipfrac"] == 0  # the ratio to what the trainer itself says is 1
+    assert plain["actor/ppo_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert held["actor/pg_clipfrac"] > 0
+    assert held["actor/ppo_kl"] == pytest.approx(-0.1, abs=1e-4)
+
+
+def test_without_a_mismatch_it_does_not_matter_whose_log_probs_are_the_old_ones(steps_of_run):
+    sections = {"train": {"steps": 2, "prompts_per_step": 4, "mini_batches": 2}}
+    plain, held = (
+        steps_of_run(old, pipeline={"mode": "sync", "old_logprobs": old}, **sections) for old in ("auto", "sampler")
+    )
+    for mine, theirs in zip(plain, held, strict=True):
+        for name in ("actor/pg_loss", "actor/grad_norm", "reward/mean"):
+            assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "old", "said"),
+    [("grpo", "recompute", "since the mode sync does so"), ("sft", "sampler", "'sft' reads no old log-probs")],
+)
+def test_old_log_probs_that_change_nothing_are_refused(steps_of_run, algorithm, old, said):
+    with pytest.raises(ConfigError, match=said):
+        steps_of_run("run", pipeline={"mode": "sync", "old_logprobs": old}, algorithm=algorithm)
