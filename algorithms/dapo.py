@@ -65,7 +65,7 @@ class DAPO(GroupRelative[DAPOConfig]):
                 f"algorithm.overlong_buffer: {self.config.overlong_buffer} is more than the limit of {limit} response "
                 "tokens, so that even empty responses would be punished: lower it"
             )
-        if any(section["name"] == "overlong_penalty" for section in config.extensions):
+        if any(section["name"] == "overlong_penalty" and section.get("scale", 1) for section in config.extensions):
             problems.append(
                 "algorithm.overlong_buffer: the extension overlong_penalty punishes long responses as well: keep one"
             )

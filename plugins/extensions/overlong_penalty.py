@@ -1,8 +1,9 @@
-"""Overlong penalty: a soft punishment of responses near the length limit.
+"""Overlong penalty: a soft punishment of responses near the length limit, and no loss of truncated ones.
 
 For runs whose policy fills its token limit: soft overlong punishment of DAPO, arXiv:2503.14476, equation 13, taken
 off the score after all rewards have spoken. It replaces the cliff of a truncated, hence wrong, answer by a slope that
-begins before it.
+begins before it. `filter` is the same paper's overlong filtering: responses that the limit cut off stay in their
+group's baseline and have no loss, since nobody knows what they would have come to.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ class OverlongPenaltyConfig:
     )
     buffer: int = option(16, "tokens before the limit over which the penalty grows", minimum=1, maximum=10_000_000)
     scale: float = option(1.0, "the full penalty, in units of reward", minimum=0, maximum=1e9)
+    filter: bool = option(False, "leave responses that the token limit cut off out of all losses")
 
 
 class OverlongPenalty(Extension[OverlongPenaltyConfig]):
-    """Wraps the score stage. A response that nobody scored stays as it is.
+    """Wraps the score stage, and the update for `filter`. A response that nobody scored stays as it is.
 
     Length is that of the whole response, the other side's turns included, as the token limit counts it.
     """
@@ -41,7 +43,8 @@ class OverlongPenalty(Extension[OverlongPenaltyConfig]):
         if algorithm.offline:
             return ["nobody scores under an offline algorithm: leave it out"]
         if self.config.scale == 0:
-            return ["`scale` 0 takes nothing off any score: give it a size, or leave the extension out"]
+            nothing = "`scale` 0 takes nothing off any score: give it a size, or leave the extension out"
+            return [] if self.config.filter else [nothing]
         limit = config.sampling.max_new_tokens if self.config.limit is None else self.config.limit
         if self.config.buffer > limit:
             return [
@@ -64,6 +67,18 @@ class OverlongPenalty(Extension[OverlongPenaltyConfig]):
                 }
             )
         return done
+
+    @hookimpl(wrapper=True)
+    def rollstock_update(self, run: Run, batch: Batch) -> Generator[None, Metrics, Metrics]:
+        """With `filter`, train on the responses that came to their end."""
+        if not self.config.filter:
+            return (yield)
+        import torch  # here, so that listing plugins needs no torch
+
+        ended = torch.tensor([reason != "length" for reason in batch.finish_reasons], dtype=torch.bool)
+        run.record({"train/num_filtered": Metric(int((~ended).sum()), 1.0, "sum")})
+        with training_on(batch, ended[batch.rows()]):
+            return (yield)
 
     def penalty(self, lengths: Tensor, limit: int) -> Tensor:
         """[B] float32, at least 0: what responses of `lengths` tokens ([B]) lose."""

@@ -80,6 +80,8 @@ def test_a_buffer_beyond_the_limit_and_a_second_penalty_are_refused(small_config
     assert "5 is more than the limit of 4 response tokens" in problems[0]
     assert "the extension overlong_penalty punishes long responses as well: keep one" in problems[1]
     assert not DAPO().validate(config)
+    filters = small_config("sampling.max_new_tokens=4", "extensions=[{name: overlong_penalty, scale: 0, filter: true}]")
+    assert not DAPO(DAPOConfig(overlong_buffer=4)).validate(filters)
     assert not DAPO(DAPOConfig(overlong_buffer=4)).validate(small_config("sampling.max_new_tokens=4"))
 
 

@@ -94,6 +94,7 @@ def test_an_empty_response_is_not_punished():
         ({"buffer": 30}, "buffer (30) is longer than the limit of 20 response tokens, so that even empty"),
         ({"buffer": 11, "limit": 10}, "buffer (11) is longer than the limit of 10"),
         ({"buffer": 4, "scale": 0.0}, "takes nothing off any score"),
+        ({"buffer": 4, "scale": 0.0, "filter": True}, ""),
         ({"buffer": 20}, ""),
     ],
 )
@@ -103,3 +104,30 @@ def test_a_penalty_of_nothing_or_on_everything_is_refused(options, problem):
     found = extension.validate(config, SimpleNamespace(offline=False))
     assert [problem in sentence for sentence in found] == ([True] if problem else [])
     assert "offline" in extension.validate(config, SimpleNamespace(offline=True))[0]
+
+
+def test_filtered_responses_are_in_the_baseline_and_in_no_loss(stages, stand_in):
+    run, batch = stand_in(sampling=Sampling(max_new_tokens=2)), batch_of([2, 1, 2], [0.0, 1.0, 0.0])
+    batch.finish_reasons[0] = "length"
+    for options, expected in (
+        ({"filter": True, "scale": 0.0}, [[False, False], [True, False], [True, True]]),
+        ({}, [[True, True], [True, False], [True, True]]),
+    ):
+        call = stages(run, {"name": "overlong_penalty", "buffer": 1, **options})
+        assert call("advantages", batch)["action_mask"].tolist() == [[True, True], [True, False], [True, True]]
+        assert call("update", batch)["action_mask"].tolist() == expected
+        assert batch.action_mask.tolist() == [[True, True], [True, False], [True, True]]
+    assert run.value("train/num_filtered") == 1
+
+
+def test_a_run_that_filters_trains_on_the_others_alone(steps_of_run):
+    """All of it, if the one token that is allowed is never an end."""
+    options = {"name": "overlong_penalty", "buffer": 1, "scale": 0.0, "filter": True}
+    kept, cut = (
+        steps_of_run(f"limit-{limit}", "train.steps=1", sampling={"max_new_tokens": limit}, extensions=[options])[0]
+        for limit in (6, 1)
+    )
+    assert 0 < kept["train/num_filtered"] < 16
+    assert kept["actor/grad_norm"] > 0
+    assert cut["train/num_filtered"] == pytest.approx(16 * cut["response_length/clip_ratio"])
+    assert cut["actor/skipped_updates"] == 0
