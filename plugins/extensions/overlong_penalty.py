@@ -12,7 +12,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rollstock import Algorithm, Extension, Metric, RunConfig, hookimpl, option
+from rollstock import Algorithm, Extension, Metric, Metrics, RunConfig, hookimpl, option
+from rollstock.plugins.extensions._mask import training_on
 
 if TYPE_CHECKING:
     from torch import Tensor
