@@ -18,6 +18,7 @@ from rollstock import (
     Device,
     GenerationRequest,
     GenerationResult,
+    Memory,
     Metric,
     Metrics,
     ModelSpec,
@@ -25,6 +26,7 @@ from rollstock import (
     Router,
     RunError,
     Sampling,
+    Scheduler,
     UserError,
     derive_seed,
     option,
@@ -65,6 +67,15 @@ class NativeConfig:
         "model's modules; plain runs the model as it is; auto takes the fastest whose numbers are the model's own",
     )
 
+    prefix_cache: bool = option(
+        False,
+        "keep the keys and values of what was generated until new weights arrive, for later turns, responses that are "
+        "continued, and prompts that begin alike",
+    )
+    prefix_cache_states: int = option(
+        1000, "the most recent sequences that the prefix cache keeps", minimum=1, maximum=10_000_000
+    )
+    prefix_cache_mib: int = option(1024, "memory that they may take", minimum=1, maximum=100_000_000)
 
 class Native(Rollout[NativeConfig]):
     """Generates with a copy of the model, or with the trainer's very tensors where they may be aliased.
@@ -76,11 +87,16 @@ class Native(Rollout[NativeConfig]):
 
     _router: Router[Any] | None = None
 
+    _scheduler: Scheduler[Any] | None = None
     def use_router(self, router: Router[Any]) -> None:
         """See `Rollout.use_router`."""
         self._router = router
 
     def setup(self, model: ModelSpec, device: Device[Any], tokenizer: Any) -> None:
+    def use_scheduler(self, scheduler: Scheduler[Any]) -> None:
+        """See `Rollout.use_scheduler`."""
+        self._scheduler = scheduler
+
         """See `Rollout.setup`."""
         if self.config.min_batch > self.config.max_batch:
             raise UserError(
@@ -185,12 +201,15 @@ class Native(Rollout[NativeConfig]):
         return self._rules[key]
 
     def _next(self, groups: list[Group], limits: Sequence[int]) -> tuple[list[Group], list[Group]]:
-        """The next batch, as large as memory, the options and earlier failures allow, and the groups behind it."""
-        free = self._device.memory().free
+        """The next batch, as large as memory, scheduler, options and earlier failures allow, and the groups behind
+        it."""
+        memory = self._device.memory()
+        free = memory.free
         longest = max(limits[index] for group in groups for index in group.members)
-        rows = rows_that_fit(int(free * self.config.memory_fraction), self._footprint, groups, longest, self._largest)
+        most = min(self._largest, self._scheduled(groups, longest, memory) or self._largest)
+        rows = rows_that_fit(int(free * self.config.memory_fraction), self._footprint, groups, longest, most)
         if rows < self.config.min_batch:
-            least = min(self.config.min_batch, self._largest)
+            least = min(self.config.min_batch, most)
             rows = max(rows, rows_that_fit(free, self._footprint, groups, longest, least))
         return next_batch(groups, rows, mixes_lengths=self._decoder.mixes_lengths)
 
@@ -222,6 +241,19 @@ class Native(Rollout[NativeConfig]):
         metrics.prefilled += sum(len(group.prompt) for group in batch)
         metrics.prompt_tokens += sum(len(group.prompt) * len(group.members) for group in batch)
         metrics.generated += sum(len(done.tokens) for done in finished)
+    def _scheduled(self, groups: Sequence[Group], longest: int, memory: Memory) -> int | None:
+        """How many rows the scheduler wants; a prompt whose memory its rows share is told as the first one's."""
+        if self._scheduler is None:
+            return None
+        prompts = [
+            0 if place and self._footprint.shared else len(group.prompt)
+            for group in groups
+            for place in range(len(group.members))
+        ]
+        return self._scheduler.generation_batch_size(
+            prompts, longest, bytes_per_token=self._footprint.cached_token, memory=memory
+        )
+
         return list(zip(members, finished, strict=True))
 
     def _shrink(self, batch: Sequence[Group], error: Exception, metrics: _Counts) -> None:
@@ -322,3 +354,4 @@ def _end_ids(model: PreTrainedModel, spec: ModelSpec, vocabulary: int) -> tuple[
     for ids in said:
         found |= {ids} if isinstance(ids, int) else set(ids or ())
     return tuple(sorted(token for token in found if 0 <= token < vocabulary))
+            "perf/num_allocation_failures": Metric(self.halved, 1.0, "sum"),

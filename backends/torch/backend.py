@@ -7,7 +7,7 @@ left to the scheduler, several processes to other backends: `PackedBackend` is w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +21,7 @@ from rollstock import (
     Batch,
     Device,
     LossFunction,
+    Metric,
     Metrics,
     MicroBatch,
     ModelSpec,
@@ -41,6 +42,7 @@ from rollstock.backends.torch.config import TorchConfig
 from rollstock.backends.torch.layout import Layout, make_layout
 from rollstock.backends.torch.network import VALUE_HEAD, Network
 from rollstock.backends.torch.optimizer import Optimizer
+from rollstock.backends.torch.room import Room, Work
 from rollstock.backends.torch.routing import StreamRouting
 
 if TYPE_CHECKING:
@@ -129,12 +131,15 @@ class PackedBackend(Backend[T]):
         """See `Backend.forward`; tokens that the policy did not choose get 0."""
         found = {name: torch.zeros(batch.num_tokens) for name in columns}
         parts = torch.arange(batch.num_tokens).split(batch.lengths.tolist())
-        for indices, cut in self._slices(batch, micro_batches):
+
+        def work(indices: Sequence[int], cut: Batch) -> None:
             with self._pass(cut) as (part, layout, _):
                 outputs = self._outputs(part, layout, columns, temperature)
             where = torch.cat([parts[i] for i in indices]) if indices else torch.zeros(0, dtype=torch.int64)
             for name, value in outputs.items():
                 found[name][where] = value.cpu()
+
+        self._each(batch, micro_batches, work, begin=lambda: None)
         return found
 
     def update(
@@ -148,28 +153,54 @@ class PackedBackend(Backend[T]):
         totals: Totals,
     ) -> Metrics:
         """See `Backend.update`."""
-        if self._optimizer is None:
+        optimizer, routing = self._optimizer, self._routing
+        if optimizer is None:
             raise UserError("backend: this model was set up without an optimizer (a reference is not trained)")
         measured: list[Metrics] = []
-        self._optimizer.zero_grad()
-        for _, cut in self._slices(batch, micro_batches):
+
+        def begin() -> None:
+            measured.clear()
+            optimizer.zero_grad()
+            if routing is not None:
+                routing.forget()
+
+        def work(_: Sequence[int], cut: Batch) -> None:
             with self._pass(cut) as (part, layout, record):
                 flat = self._outputs(part, layout, outputs, temperature)
                 here = part.to(self._device.torch_device())
                 result = loss(MicroBatch(here, totals, {name: here.pad(value) for name, value in flat.items()}))
-                value = result.value
-                measured.append(result.metrics)
-                if self._routing is not None and layout is not None and record is not None:
-                    balance, metrics = self._routing.observe(record, part, layout, totals)
+                value, metrics = result.value, [result.metrics]
+                if routing is not None and layout is not None and record is not None:
+                    balance, routed = routing.observe(record, part, layout, totals)
                     value = value if balance is None else value + balance
-                    measured.append(metrics)
+                    metrics.append(routed)
                 self._backward(value, flat)
-        measured.append(self._optimizer.step())
-        return merge_metrics([*measured, {} if self._routing is None else self._finish_routing(self._routing)])
+            measured.extend(metrics)
+
+        self._each(batch, micro_batches, work, begin=begin)
+        measured += [optimizer.step(), self._memory_metrics()]
+        return merge_metrics([*measured, {} if routing is None else self._finish_routing(routing)])
+
+    def _each(
+        self,
+        batch: Batch,
+        micro_batches: Sequence[Sequence[int]],
+        work: Work,
+        *,
+        begin: Callable[[], None],
+    ) -> None:
+        """Do the work of every slice, after `begin`, which makes everything as it was before the first."""
+        begin()
+        for indices, cut in self._slices(batch, micro_batches):
+            work(indices, cut)
 
     def _slices(self, batch: Batch, micro_batches: Sequence[Sequence[int]]) -> Iterator[tuple[Sequence[int], Batch]]:
         """The slices of a batch, each with its indices, in the order in which they go through the model."""
         return ((indices, batch.select(indices)) for indices in micro_batches)
+
+    def _memory_metrics(self) -> Metrics:
+        """What an update says of memory."""
+        return {}
 
     def _backward(self, loss: Tensor, outputs: Mapping[str, Tensor]) -> None:
         """Add the gradients of a slice's loss, whose `outputs` the model gave."""
@@ -292,7 +323,43 @@ class PackedBackend(Backend[T]):
 
 
 class TorchBackend(PackedBackend[TorchConfig]):
-    """Holds one model on one device."""
+    """Holds one model on one device. A micro-batch for which the memory is too small is done in halves."""
+
+    _room: Room | None = None
+
+    def _memory_metrics(self) -> Metrics:
+        failures = 0 if self._room is None else self._room.take_failures()
+        return {"perf/num_allocation_failures": Metric(failures, 1.0, "sum")}
+
+    def _each(
+        self,
+        batch: Batch,
+        micro_batches: Sequence[Sequence[int]],
+        work: Work,
+        *,
+        begin: Callable[[], None],
+    ) -> None:
+        before: list[tuple[Tensor | None, int]] = []
+
+        def marked(indices: Sequence[int], cut: Batch) -> None:
+            before[:] = self._gradients()
+            work(indices, cut)
+
+        def is_intact() -> bool:
+            # What a router counts it counts before the backward pass, which may be what failed.
+            return self._routing is None and all(
+                old is new and version == now
+                for (old, version), (new, now) in zip(before, self._gradients(), strict=True)
+            )
+
+        if self._room is None:
+            self._room = Room(self._device)
+        self._room.each(batch, micro_batches, marked, begin=begin, is_intact=is_intact)
+
+    def _gradients(self) -> list[tuple[Tensor | None, int]]:
+        """The gradient of each weight, with the number that torch raises whenever it is changed."""
+        found = (tensor.grad for _, tensor in self._trained())
+        return [(gradient, 0 if gradient is None else gradient._version) for gradient in found]
 
 
 def _checkpoint_activations(model: PreTrainedModel) -> None:

@@ -73,6 +73,10 @@ class StreamRouting:
             return None, {}
         return loss, {"moe/auxiliary_loss": Metric(float(loss.detach()), 1.0, "sum")}
 
+    def forget(self) -> None:
+        """Count anew, since the micro-batches of this update are read again."""
+        self._counts = RoutingCounts(self.routed.layers)
+
     def finish_update(self, add_up: Callable[[Tensor], None] | None = None) -> Metrics:
         """Tell the router of the load of an update; returns what was measured, and begins to count anew.
 

@@ -88,8 +88,8 @@ class Device(Plugin[C]):
         """The environment variable that hides devices from a process, if there is one."""
 
     def profiler_activities(self) -> Sequence[Any]:
-        """What `torch.profiler` calls this chip's work (members of `ProfilerActivity`), so that a profile shows it beside
-        the CPU's; nothing where torch's profiler knows no such chip."""
+        """What `torch.profiler` calls this chip's work (members of `ProfilerActivity`), so that a profile shows it
+        beside the CPU's; nothing where torch's profiler knows no such chip."""
         return ()
 
     def statistics(self) -> dict[str, float]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rollstock.interfaces.device import Device
     from rollstock.interfaces.model import ModelSpec
     from rollstock.interfaces.router import Router
+    from rollstock.interfaces.scheduler import Scheduler
     from rollstock.metrics import Metrics
 
 
@@ -94,6 +95,11 @@ class Rollout(Plugin[C]):
         raise UserError(
             f"rollout {self.plugin_name!r} cannot replace the choice of experts; leave `router` out of the config"
         )
+
+    def use_scheduler(self, scheduler: Scheduler[Any]) -> None:
+        """Let a scheduler decide how many sequences are generated at once (`Scheduler.generation_batch_size`); called
+        once, before `setup`. An engine that plans its batches itself need not ask."""
+        return
 
     @abstractmethod
     def generate(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> GenerationResult:

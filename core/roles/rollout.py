@@ -12,6 +12,7 @@ from rollstock.interfaces.device import Device
 from rollstock.interfaces.model import ModelSpec
 from rollstock.interfaces.rollout import GenerationRequest, GenerationResult, Rollout, Sampling
 from rollstock.interfaces.router import Router
+from rollstock.interfaces.scheduler import Scheduler
 from rollstock.manager import make_manager
 from rollstock.placement import device_index
 from rollstock.roles.profiled import ProfiledWorker
@@ -33,6 +34,7 @@ class RolloutWorker(ProfiledWorker):
         self.router = manager.create_as(Router, config.router) if config.router else None
         if self.router is not None:
             self.engine.use_router(self.router)
+        self.engine.use_scheduler(manager.create_as(Scheduler, config.scheduler))
         self.engine.setup(model, self.device, load_tokenizer(config.model))
 
     @register(dispatch="scatter")

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from rollstock import Completion, GenerationRequest, Memory, ModelSpec, RunError, Sampling, UserError
+from rollstock import (
+    Completion,
+    GenerationRequest,
+    Memory,
+    ModelSpec,
+    NoOptions,
+    RunError,
+    Sampling,
+    Scheduler,
+    UserError,
+)
 from rollstock.backends.native import Native
 from rollstock.backends.native.decoder import PlainDecoder, SharedDecoder
 from rollstock.hardware.cpu import CPU
@@ -306,6 +316,35 @@ def test_the_batch_is_as_large_as_the_free_memory_allows(
     device.free = responses * engine._footprint.row(0, 10) * 5 // 4 + engine._footprint.prompt(12) * 2
     requests = [GenerationRequest(prompt=prompts[0], seed=seed) for seed in range(48)]
     assert engine.generate(requests, Sampling(max_new_tokens=10)).metrics["rollout/batches"].value == batches
+
+
+class Sized(Scheduler[NoOptions]):
+    """A scheduler that wants so many rows at once, and remembers what it was asked."""
+
+    size: int | None = None
+
+    def generation_batch_size(
+        self, prompt_lengths: Sequence[int], max_new_tokens: int, *, bytes_per_token: int, memory: Memory
+    ) -> int | None:
+        self.asked = list(prompt_lengths), max_new_tokens, bytes_per_token, memory
+        return self.size
+
+
+@pytest.mark.parametrize(("size", "batches"), [(None, 1), (500, 1), (20, 2), (8, 4)])
+def test_the_scheduler_decides_how_many_are_generated_at_once(
+    size: int | None, batches: int, make_engine: Callable[..., Native], requests_of: Requests
+) -> None:
+    engine, scheduler, requests = make_engine(), Sized(), requests_of(6)
+    scheduler.size = size
+    engine.use_scheduler(scheduler)
+    result = engine.generate(requests, Sampling(max_new_tokens=5))
+    assert result.metrics["rollout/batches"].value == batches
+    assert tokens_of(result.completions) == tokens_of(
+        make_engine().generate(requests, Sampling(max_new_tokens=5)).completions
+    )
+    lengths, limit, cost, memory = scheduler.asked
+    assert (limit, cost, memory.total > 0) == (5, engine._footprint.cached_token, True)
+    assert sum(lengths) <= sum(len(prompt) for prompt in {request.prompt for request in requests})
 
 
 class Full(CPU):
