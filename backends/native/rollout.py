@@ -67,15 +67,6 @@ class NativeConfig:
         "model's modules; plain runs the model as it is; auto takes the fastest whose numbers are the model's own",
     )
 
-    prefix_cache: bool = option(
-        False,
-        "keep the keys and values of what was generated until new weights arrive, for later turns, responses that are "
-        "continued, and prompts that begin alike",
-    )
-    prefix_cache_states: int = option(
-        1000, "the most recent sequences that the prefix cache keeps", minimum=1, maximum=10_000_000
-    )
-    prefix_cache_mib: int = option(1024, "memory that they may take", minimum=1, maximum=100_000_000)
 
 class Native(Rollout[NativeConfig]):
     """Generates with a copy of the model, or with the trainer's very tensors where they may be aliased.
@@ -86,17 +77,17 @@ class Native(Rollout[NativeConfig]):
     """
 
     _router: Router[Any] | None = None
-
     _scheduler: Scheduler[Any] | None = None
+
     def use_router(self, router: Router[Any]) -> None:
         """See `Rollout.use_router`."""
         self._router = router
 
-    def setup(self, model: ModelSpec, device: Device[Any], tokenizer: Any) -> None:
     def use_scheduler(self, scheduler: Scheduler[Any]) -> None:
         """See `Rollout.use_scheduler`."""
         self._scheduler = scheduler
 
+    def setup(self, model: ModelSpec, device: Device[Any], tokenizer: Any) -> None:
         """See `Rollout.setup`."""
         if self.config.min_batch > self.config.max_batch:
             raise UserError(
@@ -213,6 +204,19 @@ class Native(Rollout[NativeConfig]):
             rows = max(rows, rows_that_fit(free, self._footprint, groups, longest, least))
         return next_batch(groups, rows, mixes_lengths=self._decoder.mixes_lengths)
 
+    def _scheduled(self, groups: Sequence[Group], longest: int, memory: Memory) -> int | None:
+        """How many rows the scheduler wants; a prompt whose memory its rows share is told as the first one's."""
+        if self._scheduler is None:
+            return None
+        prompts = [
+            0 if place and self._footprint.shared else len(group.prompt)
+            for group in groups
+            for place in range(len(group.members))
+        ]
+        return self._scheduler.generation_batch_size(
+            prompts, longest, bytes_per_token=self._footprint.cached_token, memory=memory
+        )
+
     def _run(
         self,
         batch: Sequence[Group],
@@ -241,19 +245,6 @@ class Native(Rollout[NativeConfig]):
         metrics.prefilled += sum(len(group.prompt) for group in batch)
         metrics.prompt_tokens += sum(len(group.prompt) * len(group.members) for group in batch)
         metrics.generated += sum(len(done.tokens) for done in finished)
-    def _scheduled(self, groups: Sequence[Group], longest: int, memory: Memory) -> int | None:
-        """How many rows the scheduler wants; a prompt whose memory its rows share is told as the first one's."""
-        if self._scheduler is None:
-            return None
-        prompts = [
-            0 if place and self._footprint.shared else len(group.prompt)
-            for group in groups
-            for place in range(len(group.members))
-        ]
-        return self._scheduler.generation_batch_size(
-            prompts, longest, bytes_per_token=self._footprint.cached_token, memory=memory
-        )
-
         return list(zip(members, finished, strict=True))
 
     def _shrink(self, batch: Sequence[Group], error: Exception, metrics: _Counts) -> None:
@@ -329,6 +320,7 @@ class _Counts:
             "rollout/shared_prompt_tokens": Metric(self.prompt_tokens - self.prefilled, 1.0, "sum"),
             "rollout/generated_tokens": Metric(self.generated, 1.0, "sum"),
             "rollout/halved_batches": Metric(self.halved, 1.0, "sum"),
+            "perf/num_allocation_failures": Metric(self.halved, 1.0, "sum"),
             "rollout/context_limited": Metric(self.capped, 1.0, "sum"),
             "rollout/tokens_per_second": Metric(self.generated / max(seconds, 1e-9), seconds, "mean"),
         }
@@ -354,4 +346,3 @@ def _end_ids(model: PreTrainedModel, spec: ModelSpec, vocabulary: int) -> tuple[
     for ids in said:
         found |= {ids} if isinstance(ids, int) else set(ids or ())
     return tuple(sorted(token for token in found if 0 <= token < vocabulary))
-            "perf/num_allocation_failures": Metric(self.halved, 1.0, "sum"),
