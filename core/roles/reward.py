@@ -60,22 +60,21 @@ class RewardWorker:
         self._seed = seed
         self._weights = [float(reward.get("weight", 1.0)) for reward in rewards]
         self._names = distinct_names(str(reward["name"]) for reward in rewards)
-        options = [{key: value for key, value in reward.items() if key != "weight"} for reward in rewards]
         manager = make_manager(blocked)
-        made = [manager.create_as(Reward, reward) for reward in options]
+        made = [manager.create_as(Reward, reward) for reward in rewards]
         self._batched = [k for k, reward in enumerate(made) if isinstance(reward, BatchReward)]
         self._alone = [k for k in range(len(made)) if k not in self._batched]
         self._sandbox: Sandbox[tuple[int, Sample], float | None] | None = None
         self._batches: BatchScorer | None = None
         if self._alone:
-            chosen = [options[k] for k in self._alone]
+            chosen = [rewards[k] for k in self._alone]
             factory = functools.partial(make_scorer, dict(environment), chosen, list(blocked), seed)
             self._sandbox = Sandbox(factory, name="rewards", limit=timeout_s, num_workers=num_processes)
             self._sandbox.start()
         if self._batched:
             self._batches = BatchScorer(
                 environment=environment,
-                rewards=[options[k] for k in self._batched],
+                rewards=[rewards[k] for k in self._batched],
                 names=[self._names[k] for k in self._batched],
                 batch_sizes=[reward.batch_size for reward in made if isinstance(reward, BatchReward)],
                 blocked=blocked,
