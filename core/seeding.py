@@ -6,6 +6,7 @@ draws what an uninterrupted one would have drawn, and a sample does not depend o
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 
@@ -26,14 +27,8 @@ def permuted_index(seed: int, position: int, size: int) -> int:
     return _epoch_order(seed, epoch, size)[place]
 
 
+@functools.lru_cache(maxsize=1)  # an epoch is left once, and an order may be of millions
 def _epoch_order(seed: int, epoch: int, size: int) -> list[int]:
-    key = (seed, epoch, size)
-    if _last_order.get("key") != key:
-        order = list(range(size))
-        random.Random(derive_seed(seed, "epoch", epoch)).shuffle(order)
-        _last_order.update(key=key, order=order)
-    found: list[int] = _last_order["order"]  # type: ignore[assignment]  # one entry of each type
-    return found
-
-
-_last_order: dict[str, object] = {}
+    order = list(range(size))
+    random.Random(derive_seed(seed, "epoch", epoch)).shuffle(order)
+    return order
