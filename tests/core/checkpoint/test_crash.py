@@ -101,6 +101,7 @@ def test_a_disk_that_fills_up_while_writing_leaves_the_older_ones_alone(
     assert store.load().step == 1
     store.save(2, tensors=noise(1 << 20), state={}, score=None)
     assert store.steps() == [1, 2]
+    store.release()
 
 
 def test_a_limit_on_file_size_is_reported_like_a_full_disk(tmp_path: Path) -> None:
