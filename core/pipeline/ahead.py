@@ -74,6 +74,7 @@ class Ahead(Pipeline):
         self._scoring: Round | None = None  # given to the score stage
         self._changed = threading.Condition()
         self._threads: dict[str, threading.Thread] = {}
+        self._running: set[str] = set()
         self._failure: BaseException | None = None
         self._is_playing = self._is_held = self._is_ending = False
         self._seconds: dict[str, float] = {}
@@ -226,28 +227,31 @@ class Ahead(Pipeline):
 
     def abandon(self) -> None:
         """See `Pipeline.abandon`. A thread that runs Python ends at its next instruction."""
-        self._is_ending = self._rollout.is_abandoned = self._reward.is_abandoned = True
-        for thread in self._threads.values():
-            if thread.is_alive() and thread.ident is not None:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(thread.ident), ctypes.py_object(_AbandonedError)
-                )
+        self._rollout.is_abandoned = self._reward.is_abandoned = True
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify_all()
+            for name in self._running:
+                raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
+                raise_in_thread(ctypes.c_ulong(self._threads[name].ident or 0), ctypes.py_object(_AbandonedError))
 
     def close(self) -> None:
         """See `Pipeline.close`. Waits for the requests under way; a second Ctrl-C does not."""
         try:
             if not self._rollout.is_abandoned:
+                for group in (self._rollout, self._reward):
+                    group.turns.end()
                 with self._changed:
                     self._is_ending = True
                     self._changed.notify_all()
-                for group in (self._rollout, self._reward):
-                    group.turns.end()
-                for thread in self._threads.values():
-                    thread.join()
+                    self._changed.wait_for(lambda: not self._running)
         except KeyboardInterrupt:
             self.abandon()
-        for thread in self._threads.values():
-            thread.join(_ABANDON_S)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running, timeout=_ABANDON_S)
+        for name, thread in self._threads.items():
+            if name not in self._running:  # a signal within `join` would let a thread pass for one that has ended
+                thread.join()
         left = sum(len(each.play.episodes) for each in self._rounds)
         if left:
             logger.info("%d trajectories that were begun ahead were not trained on", left)
@@ -282,27 +286,30 @@ class Ahead(Pipeline):
 
     def _start_threads(self) -> None:
         """Start the threads that are not running."""
-        for name, target in {"generator": self._play_rounds, "scorer": self._score_rounds}.items():
-            known = self._threads.get(name)
-            if known is None or not known.is_alive():
-                made = threading.Thread(
-                    target=self._guarded, args=(name, target), name=f"rollstock-{name}", daemon=True
-                )
-                self._threads[name] = made
-                made.start()
+        targets = {"generator": self._play_rounds, "scorer": self._score_rounds}
+        for name in targets.keys() - self._running:
+            self._running.add(name)
+            self._threads[name] = threading.Thread(
+                target=self._guarded, args=(name, targets[name]), name=f"rollstock-{name}", daemon=True
+            )
+            self._threads[name].start()
 
     # -- the other threads -------------------------------------------------------------------------------------------
 
     def _guarded(self, name: str, target: Callable[[], None]) -> None:
         """Let the thread of the run raise what ends this one."""
+        failure = None
         try:
             target()
         except BaseException as error:  # whatever a plugin raises
             error.add_note(f"in the {name}'s thread, ahead of the step that will need it")
-            with self._changed:
-                self._is_playing = False
-                self._failure = self._failure or error
-                self._changed.notify_all()
+            failure = error
+        with self._changed:
+            self._running.discard(name)
+            if failure is not None:
+                self._is_playing = self._is_playing and name != "generator"
+                self._failure = self._failure or failure
+            self._changed.notify_all()
 
     def _play_rounds(self) -> None:
         """Play the rounds, until the end."""
