@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollstock.checkpoint import CheckpointStore
+from rollstock.checkpoint import CheckpointStore, CheckpointWriter
 from rollstock.columns import roles_needed
 from rollstock.episodes import Player
 from rollstock.errors import ConfigError, noted
@@ -302,6 +302,7 @@ def _assemble(
         trackers=Trackers(parts.trackers),
         evaluator=Evaluator(config.evaluation),
         store=store,
+        writer=CheckpointWriter(store, background=config.checkpoint.background),
         recovery=Recovery(config.recovery),
         interrupt=interrupt,
         sampling=sampling,

@@ -239,6 +239,7 @@ def _train(run: Run, directory: RunDirectory, checkpoint: Checkpoint | None) -> 
         with run.interrupt.deferred():
             if run.saved_step != run.progress.step:
                 run.save()
+            run.tell_saved(wait=True)
         return f"{signal.signal_name}: {_way_back(run)}"
 
 

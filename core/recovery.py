@@ -115,6 +115,7 @@ class Recovery:
     def _newest(self, run: Run) -> Checkpoint:
         if self._kept is not None:
             return self._kept
+        run.tell_saved(wait=True)
         try:
             return run.store.load()
         except CheckpointNotFoundError:

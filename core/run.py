@@ -34,7 +34,7 @@ from rollstock.tracking import Trackers
 
 if TYPE_CHECKING:
     from rollstock.batch import Batch
-    from rollstock.checkpoint import CheckpointStore
+    from rollstock.checkpoint import CheckpointStore, CheckpointWriter
     from rollstock.manager import PluginManager
     from rollstock.schema import RunConfig
 
@@ -78,6 +78,7 @@ class Run:
     trackers: Trackers
     evaluator: Evaluator
     store: CheckpointStore
+    writer: CheckpointWriter
     recovery: Recovery
     interrupt: Interrupt
     sampling: Sampling
@@ -159,6 +160,7 @@ class Run:
             self.trackers.message(f"stopped after step {self.progress.step}: {self._stopped}")
         if self.evaluate_if_due() or self.saved_step != self.progress.step:  # `stop` was called after the step's end
             self._save_again()
+        self.tell_saved(wait=True)
 
     def next_tasks(self) -> list[Task]:
         """The next `train.prompts_per_step` tasks of the training split, for the generate stage."""
@@ -210,6 +212,7 @@ class Run:
                 self.evaluate_if_due()  # a listener may have called `stop`
             self._plugin_states = plugin_states(self)
             self.recovery.keep(self, self._plugin_states)
+            self.tell_saved()
             if self._checkpoint_is_due():
                 self.save()
         if not self.is_last or self._evaluation_is_due():
@@ -262,9 +265,8 @@ class Run:
     def _evaluation_is_due(self) -> bool:
         return self.evaluator.is_due(self.progress.step, last=self.is_last, done=self.progress.evaluated)
 
-    def save(self) -> Path:
-        """Write a checkpoint of the last finished step."""
-        began = time.monotonic()
+    def save(self) -> None:
+        """Write a checkpoint of the last finished step, or begin to, where that is done in the background."""
         tensors, values = self.recovery.kept(self) or trained(self)
         score = self.progress.last_score if self.progress.evaluated == self.progress.step else None
         state = controller_state(self, self._plugin_states, values)
@@ -272,11 +274,17 @@ class Run:
         if ahead is not None:
             state["pipeline"] = ahead.values
             tensors |= {"pipeline/episodes": ahead.tensors} if ahead.tensors else {}
-        path = self.store.save(self.progress.step, tensors=tensors, state=state, score=score)
+        live = self.executor.shares_memory
+        self.writer.write(self.progress.step, tensors=tensors, state=state, score=score, live=live)
         self._saved_at, self.saved_step = time.monotonic(), self.progress.step
-        logger.info("checkpoint of step %d written in %.1f s: %s", self.progress.step, self._saved_at - began, path)
-        self.manager.hook.rollstock_checkpoint_saved(run=self, step=self.progress.step, path=path)
-        return path
+        self.tell_saved()
+
+    def tell_saved(self, *, wait: bool = False) -> None:
+        """Tell of the checkpoints that became complete; wait: until all are. Raises why one could not be written."""
+        if wait:
+            self.writer.wait()
+        for step, path in self.writer.take_complete():
+            self.manager.hook.rollstock_checkpoint_saved(run=self, step=step, path=path)
 
     def _save_again(self) -> None:
         """Save between two steps, with plugins as they are at the start of the next; nothing before the first."""
@@ -296,7 +304,8 @@ class Run:
 
         What goes wrong is logged. It is raised only if the run had finished, so that it never hides why a run failed.
         """
-        ends: dict[str, Callable[[], Any]] = {"the pipeline": self.pipeline.close}
+        # A checkpoint may be under way, of tensors that end with the workers.
+        ends: dict[str, Callable[[], Any]] = {"the pipeline": self.pipeline.close, "the checkpoint": self.writer.wait}
         if self._started:
             ends["the hook rollstock_run_end"] = lambda: self.manager.hook.rollstock_run_end(run=self, status=status)
         ends["the trackers"] = lambda: self.trackers.finish(status)

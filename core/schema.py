@@ -143,6 +143,9 @@ class CheckpointSection:
     keep: int = option(5, "newest checkpoints that are kept", minimum=1, maximum=1_000_000)
     keep_best: bool = option(True, "also keep the one with the best evaluation")
     compression: Literal["zstd", "none"] = option("zstd", "compression of the tensors on disk")
+    background: bool = option(
+        False, "write while training goes on, which then waits for a copy of the tensors alone, in memory of its own"
+    )
 
 
 @dataclass(kw_only=True)

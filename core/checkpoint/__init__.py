@@ -11,6 +11,7 @@ from rollstock.checkpoint.errors import (
     DiskFullError,
 )
 from rollstock.checkpoint.store import Checkpoint, CheckpointStore
+from rollstock.checkpoint.writer import CheckpointWriter
 
 __all__ = [
     "Checkpoint",
@@ -18,5 +19,6 @@ __all__ = [
     "CheckpointNotFoundError",
     "CheckpointStore",
     "CheckpointWriteError",
+    "CheckpointWriter",
     "DiskFullError",
 ]

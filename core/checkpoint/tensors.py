@@ -86,7 +86,7 @@ def plan(tensors: Mapping[str, torch.Tensor]) -> Layout:
     for name, tensor in tensors.items():
         if tensor.dtype not in names or tensor.layout is not torch.strided or tensor.is_meta:
             raise TypeError(f"tensor {name!r} ({tensor.dtype}, {tensor.layout}, {tensor.device}) cannot be stored")
-        owner = owners.setdefault(_identity(tensor), name) if tensor.numel() else name
+        owner = owners.setdefault(identity(tensor), name) if tensor.numel() else name
         if owner == name:
             stored[name] = tensor
         else:
@@ -110,7 +110,8 @@ def plan(tensors: Mapping[str, torch.Tensor]) -> Layout:
     return Layout(len(text).to_bytes(8, "little") + text, tuple(stored[name] for name in by_width), offset)
 
 
-def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+def identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What two tensors have in common that are one and the same memory."""
     storage = tensor.untyped_storage().data_ptr()
     flags = (tensor.is_conj(), tensor.is_neg())
     return (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, flags)
