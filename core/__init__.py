@@ -61,6 +61,7 @@ _HOMES: dict[str, str] = {
     "WorkerLoad": "interfaces.scheduler",
     "RunInfo": "interfaces.tracker",
     "Tracker": "interfaces.tracker",
+    "Buffer": "interfaces.transport",
     "Transport": "interfaces.transport",
     "Metric": "metrics",
     "Metrics": "metrics",
@@ -98,10 +99,10 @@ __all__ = [  # in the order of their modules
     "Compressor", "Payload", "Device", "Memory", "Environment", "Message", "Sample", "Split", "Task", "Executor",
     "Retry", "WorkerGroup", "WorkerSpec", "Extension", "HEAD_OUTPUTS", "Head", "ModelSpec", "BatchReward", "Reward",
     "Completion", "GenerationRequest", "GenerationResult", "Rollout", "Sampling", "Router", "Scheduler", "WorkerLoad",
-    "RunInfo", "Tracker", "Transport", "Metric", "Metrics", "merge_metrics", "Loss", "LossFunction", "MicroBatch",
-    "Totals", "REQUIRED", "option", "balanced_partitions", "PLUGIN_API", "NoOptions", "Plugin", "AggregationMode",
-    "aggregate", "RoutedTokens", "RouterCall", "RouterLayer", "Routing", "Scoring", "Run", "log_to_file", "RunConfig",
-    "mask_secrets", "derive_seed", "encode_sample", "read_tokenizer", "fingerprint",
+    "RunInfo", "Tracker", "Buffer", "Transport", "Metric", "Metrics", "merge_metrics", "Loss", "LossFunction",
+    "MicroBatch", "Totals", "REQUIRED", "option", "balanced_partitions", "PLUGIN_API", "NoOptions", "Plugin",
+    "AggregationMode", "aggregate", "RoutedTokens", "RouterCall", "RouterLayer", "Routing", "Scoring", "Run",
+    "log_to_file", "RunConfig", "mask_secrets", "derive_seed", "encode_sample", "read_tokenizer", "fingerprint",
 ]  # fmt: skip
 
 
@@ -144,7 +145,7 @@ if TYPE_CHECKING:
     from rollstock.interfaces.router import Router
     from rollstock.interfaces.scheduler import Scheduler, WorkerLoad
     from rollstock.interfaces.tracker import RunInfo, Tracker
-    from rollstock.interfaces.transport import Transport
+    from rollstock.interfaces.transport import Buffer, Transport
     from rollstock.metrics import Metric, Metrics, merge_metrics
     from rollstock.micro import Loss, LossFunction, MicroBatch, Totals
     from rollstock.options import REQUIRED, option

@@ -31,7 +31,7 @@ OPEN_TO_ALL = {
 }
 # Words that are a plugin's name and much else besides; elsewhere in the core they mean the other thing.
 EVERYDAY_WORDS = {
-    "environment", "none", "torch", "local", "rule", "native", "cpu", "jsonl", "console", "topk", "model", "int8"
+    "environment", "none", "torch", "local", "rule", "native", "cpu", "jsonl", "console", "topk", "model", "int8", "shm"
 }  # fmt: skip
 # Where a concrete plugin may be named in the core: data, in one place each.
 NAMING_PLACES = ("defaults.py", "scaffold/example.py")

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rollstock import RunError
-from rollstock.interfaces.transport import Buffer
+from rollstock import Buffer, RunError
 
 ALIGNMENT = 64
 """Each buffer of a message begins at a multiple of so many bytes: of a cache line, and of every number's size."""

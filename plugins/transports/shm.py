@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rollstock import Transport, UserError, hookimpl, option
-from rollstock.interfaces.transport import Buffer
+from rollstock import Buffer, Transport, UserError, hookimpl, option
 from rollstock.plugins.transports._blocks import Block, message_size, write_message
 from rollstock.plugins.transports._links import SMALL, Endpoint, Link
 

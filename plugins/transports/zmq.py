@@ -19,8 +19,7 @@ from typing import Any
 
 import zmq
 
-from rollstock import RunError, Transport, hookimpl, option
-from rollstock.interfaces.transport import Buffer
+from rollstock import Buffer, RunError, Transport, hookimpl, option
 
 logger = logging.getLogger(__name__)
 
