@@ -267,15 +267,23 @@ class Player:
         """How long the response is where a stop text is complete that began in an earlier part of the turn, of `before`
         tokens. The engine, which sees the parts one by one, cannot tell; only the first tokens of a part can end one.
         """
-        turn = episode.turn
-        window = 4 * max(map(len, sampling.stop)) + 8  # a character has up to four tokens; the rest is for the decoder
-        for end in range(max(before, sampling.min_new_tokens) + 1, min(len(turn), before + window) + 1):
-            text = self._tokenizer.decode(
-                turn[max(0, end - window) : end], skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-            if any(stop in text for stop in sampling.stop):
+        turn, longest = episode.turn, max(map(len, sampling.stop))
+        window = 4 * longest + 8  # a character has up to four tokens; the rest is for the decoder
+        said = self._spell(turn[max(0, before - window) : before])
+        for end in range(before + 1, min(len(turn), before + window) + 1):
+            text = self._spell(turn[max(0, before - window) : end])
+            new = len(said.rstrip("\N{REPLACEMENT CHARACTER}"))
+            if end > sampling.min_new_tokens and any(
+                stop in text[max(0, new - len(stop) + 1) :] for stop in sampling.stop
+            ):
                 return episode.turn_start + end
+            said = text
         return None
+
+    def _spell(self, tokens: Sequence[int]) -> str:
+        """Text as the tokens spell it, special ones too, as engines look for stop texts."""
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
 
     def _is_answered(self, episode: Episode, sampling: Sampling) -> bool:
         """Let the other side reply to a finished turn; True if the episode has another one."""

@@ -58,9 +58,11 @@ class StopRules:
         self.flags: Tensor = flags.to(device)
 
     def found(self, tokens: Sequence[int]) -> str | None:
-        """The stop string that a response contains, if any; only its end is looked at, as every token asks."""
-        text = self._decode(tokens[-self.window :])
-        return next((stop for stop in self.stop if stop in text), None)
+        """The stop string that the last token of a response completes, if any; only the end is looked at, as every
+        token asks. One that was complete before is passed over: it came when nothing was to end the response yet."""
+        text, before = self._decode(tokens[-self.window :]), self._decode(tokens[-self.window : -1])
+        new = len(before.rstrip(_UNDECODABLE))
+        return next((stop for stop in self.stop if stop in text[max(0, new - len(stop) + 1) :]), None)
 
     def _enders(self, vocab_size: int) -> list[int]:
         """The tokens whose text holds a stop string, begins with the end of one, or is only part of a character."""
