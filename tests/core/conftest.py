@@ -63,7 +63,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     _forget()
     yield Site(path)
     for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "") or "").startswith(str(tmp_path)):
+        module = sys.modules[name]
+        places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]  # a namespace has no file
+        if any(str(place).startswith(str(tmp_path)) for place in places):
             del sys.modules[name]
     _forget()
 
