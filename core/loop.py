@@ -35,7 +35,7 @@ def collect(run: Run, stages: Stages) -> Batch:
         stages.score(batch)
         run.observe_scores(batch)
         batch = stages.select(batch)
-        batch["groups"] = batch.groups + sum(run.config.train.prompts_per_step for _ in kept)  # ids stay apart
+        batch["groups"] = batch.groups + len(kept) * run.config.train.prompts_per_step  # ids stay apart
         kept.append(batch)
         run.record({"train/num_rounds": Metric(1.0, 1.0, "sum")})
         if sum(len(set(part.groups.tolist())) for part in kept) >= run.config.train.prompts_per_step:
