@@ -63,8 +63,9 @@ class FSDPBackend(PackedBackend[FSDPConfig]):
 
     def setup(self, model: ModelSpec, device: Device[Any], *, trainable: bool, total_updates: int) -> None:
         """See `Backend.setup`. Every process builds the whole model in its memory before it keeps a part."""
-        for problem in self.config.problems(self.world_size):
-            raise UserError(problem)
+        if self.world_size > 1:  # one process alone can read what several have saved, for an export
+            for problem in self.config.problems(self.world_size):
+                raise UserError(problem)
         processes.join(device, rank=self.rank, world_size=self.world_size, timeout_s=self.config.timeout_s)
         self._joined = True
         super().setup(model, device, trainable=trainable, total_updates=total_updates)

@@ -35,7 +35,7 @@ class FSDPConfig(TorchConfig):
     def num_replicas(self, world_size: int) -> int:
         """How many copies of the model so many processes keep."""
         if self.sharding_strategy == "HYBRID":
-            return self.replicas
+            return min(self.replicas, world_size)
         return world_size if self.sharding_strategy == "NO_SHARD" else 1
 
     def problems(self, world_size: int) -> Iterator[str]:
