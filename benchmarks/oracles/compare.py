@@ -71,21 +71,15 @@ def compare(
     return rows
 
 
-def table(peer: str, rows: Iterable[Row]) -> str:
-    """The rows as a Markdown table."""
-    lines = [f"| {peer} | rollstock | values | gradients | batches |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {row.case.name} | `{row.case.ours}` | {_number(row.value)} | {_number(row.gradient)} | {row.num_draws} |"
-        for row in rows
+def table(peer: str, rows: Iterable[Row], *, reasons: bool = False) -> str:
+    """The rows as a Markdown table; `reasons`: with those for which they differ on purpose, in place of counts."""
+    lines = [
+        f"| {peer} | rollstock | values | gradients | {'why' if reasons else 'batches'} |",
+        "|---|---|---|---|---|",
     ]
-    return "\n".join(lines)
-
-
-def table_of_reasons(peer: str, rows: Iterable[Row]) -> str:
-    """The rows of what differs on purpose, with the reasons, as a Markdown table."""
-    lines = [f"| {peer} | rollstock | values | gradients | why |", "|---|---|---|---|---|"]
     lines += [
-        f"| {row.case.name} | `{row.case.ours}` | {_number(row.value)} | {_number(row.gradient)} | {row.case.why} |"
+        f"| {row.case.name} | `{row.case.ours}` | {_number(row.value)} | {_number(row.gradient)} | "
+        f"{row.case.why if reasons else row.num_draws} |"
         for row in rows
     ]
     return "\n".join(lines)

@@ -78,7 +78,7 @@ def _report(peer: str, version: str, drawn: dict[str, draws.Columns], theirs: di
     rows = compare.compare(cases.CASES, drawn, theirs, rollstock_side.answer)
     print(f"\n{compare.table(label, rows)}")
     others = compare.compare(cases.DIFFERENT, drawn, theirs, rollstock_side.answer)
-    print(f"\nDifferent on purpose:\n\n{compare.table_of_reasons(label, others)}")
+    print(f"\nDifferent on purpose:\n\n{compare.table(label, others, reasons=True)}")
     return [
         f"{label}: {row.case.name}" for row in rows if max(row.value or 0.0, row.gradient or 0.0) > row.case.tolerance
     ]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +23,10 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 
 import torch
 import trl
-from cases import Case, takes
+from answers import Results, main
+from cases import Case
 from datasets import Dataset
-from draws import RESPONSE_LIMIT, VOCABULARY, Columns, load, save
+from draws import RESPONSE_LIMIT, VOCABULARY, Columns
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import (
@@ -36,8 +36,6 @@ from transformers import (
 )
 from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 from trl_cases import CASES, DIFFERENT
-
-Results = dict[str, Tensor]
 
 MODEL = Path(sys.argv[1]).with_name("model")
 ROWS = {
@@ -320,18 +318,5 @@ KINDS: Mapping[str, Callable[[Columns, Case], Results]] = {
 }
 
 
-def main(source: str, target: str) -> None:
-    """Read draws, answer every case of each, and write the answers."""
-    found: dict[str, Any] = {}
-    for name, columns in load(Path(source)).items():
-        found[name] = {
-            f"{case.name}/{output}": x.double()
-            for case in (*CASES, *DIFFERENT)
-            if takes(case, name)
-            for output, x in KINDS[case.kind]({key: x.clone() for key, x in columns.items()}, case).items()
-        }
-    save(Path(target), found, {"package": "trl", "version": version("trl")})
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main("trl", KINDS, [*CASES, *DIFFERENT])

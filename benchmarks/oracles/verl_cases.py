@@ -133,6 +133,8 @@ ROLLOUT_CORRECTION = [
          {"level": "none", "reject_above": 1 / 0.96, "reject_below": 1 / 1.05, "denominator": "kept"}),
         ("rejected by one token", {"rollout_rs": "seq_max_k2", "rollout_rs_threshold": 0.125},
          {"level": "none", "reject_token_above": exp(0.5), "reject_token_below": exp(-0.5), "denominator": "kept"}),
+        ("rejected by mean k3", {"rollout_rs": "seq_mean_k3", "rollout_rs_threshold": 0.03},
+         {"level": "none", "reject_k3_above": 0.03, "denominator": "kept"}),
         ("weighted and rejected",
          {"rollout_is": "token", "rollout_is_threshold": 1.3, "rollout_rs": "seq_mean_k1",
           "rollout_rs_threshold": "0.96_1.05"},

@@ -9,17 +9,15 @@ is about those).
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import verl.utils.torch_functional as verl_F
-from cases import MISMATCH, Case, takes
-from draws import RESPONSE_LIMIT, Columns, load, save
+from answers import Results, main
+from cases import MISMATCH, Case
+from draws import RESPONSE_LIMIT, Columns
 from torch import Tensor
 from verl.protocol import DataProto
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
@@ -28,8 +26,6 @@ from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.workers.config.actor import ActorConfig, PolicyLossConfig
 from verl_cases import CASES, DIFFERENT
-
-Results = dict[str, Tensor]
 
 
 def advantages(columns: Columns, case: Case) -> Results:
@@ -233,18 +229,5 @@ KINDS: Mapping[str, Callable[[Columns, Case], Results]] = {
 }
 
 
-def main(source: str, target: str) -> None:
-    """Read draws, answer every case of each, and write the answers."""
-    found: dict[str, Any] = {}
-    for name, columns in load(Path(source)).items():
-        found[name] = {
-            f"{case.name}/{output}": x.double()
-            for case in (*CASES, *DIFFERENT)
-            if takes(case, name)
-            for output, x in KINDS[case.kind]({key: x.clone() for key, x in columns.items()}, case).items()
-        }
-    save(Path(target), found, {"package": "verl", "version": version("verl")})
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main("verl", KINDS, [*CASES, *DIFFERENT])
