@@ -11,6 +11,7 @@ from rollstock.doctor.batches import examine_batches
 from rollstock.doctor.finding import Finding
 from rollstock.doctor.memory import Load, examine_memory
 from rollstock.doctor.model import ModelFacts, model_facts
+from rollstock.doctor.pipeline import examine_ahead
 from rollstock.doctor.prompts import Lengths, examine_prompts, measure_prompts
 from rollstock.doctor.rewards import examine_rewards, model_bytes
 from rollstock.doctor.training import examine_directory, examine_disk, examine_learning_rate
@@ -38,6 +39,7 @@ def examine_config(config: RunConfig) -> list[Finding]:
     except RollstockError as error:
         return [*findings, *(Finding("error", "config", line) for line in _lines(error))]
     findings += examine_batches(config, parts)
+    findings += examine_ahead(config, parts)
     findings += _workers(config, parts)
     findings += examine_rewards(config.rewards if "reward" in parts.roles else [])
     lengths = _measured(parts, findings)
@@ -102,6 +104,7 @@ def _device_and_memory(config: RunConfig, parts: Parts, model: ModelFacts, lengt
         backend={**config.backend, **config.role("actor").backend},
         rollout={**config.rollout, **config.role("rollout").backend},
         scheduler=config.scheduler,
+        copies_weights=config.pipeline.mode != "sync",
         num_sequences=config.train.prompts_per_step * parts.algorithm.samples_per_prompt,
         prompt_tokens=min(lengths.longest, limit) if limit is not None else lengths.longest,
         new_tokens=config.sampling.max_new_tokens,

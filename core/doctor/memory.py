@@ -40,6 +40,8 @@ class Load:
     prompt_tokens: int
     new_tokens: int
     samples_per_prompt: int = 1
+    copies_weights: bool = False
+    """Whether the generator may not use the trainer's own tensors, since it works while they change."""
     reward_bytes: int = 0
     """Of the models that score, which live on the same device."""
 
@@ -70,7 +72,11 @@ def estimate(model: ModelFacts, load: Load) -> dict[str, int]:
         "optimizer": 2 * FLOAT * trained,
         "activations": _activations(model, load),
         "logits": _logits(model, load),
-        **(_generation(model, load, shares_weights=not rank) if "rollout" in load.roles else {}),
+        **(
+            _generation(model, load, shares_weights=not (rank or load.copies_weights))
+            if "rollout" in load.roles
+            else {}
+        ),
         "program": PROGRAM,
     }
     if "reference" in load.roles:
