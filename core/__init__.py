@@ -63,6 +63,7 @@ _HOMES: dict[str, str] = {
     "Tracker": "interfaces.tracker",
     "Buffer": "interfaces.transport",
     "Transport": "interfaces.transport",
+    "LowRank": "lowrank",
     "Metric": "metrics",
     "Metrics": "metrics",
     "merge_metrics": "metrics",
@@ -99,9 +100,9 @@ __all__ = [  # in the order of their modules
     "Compressor", "Payload", "Device", "Memory", "Environment", "Message", "Sample", "Split", "Task", "Executor",
     "Retry", "WorkerGroup", "WorkerSpec", "Extension", "HEAD_OUTPUTS", "Head", "ModelSpec", "BatchReward", "Reward",
     "Completion", "GenerationRequest", "GenerationResult", "Rollout", "Sampling", "Router", "Scheduler", "WorkerLoad",
-    "RunInfo", "Tracker", "Buffer", "Transport", "Metric", "Metrics", "merge_metrics", "Loss", "LossFunction",
-    "MicroBatch", "Totals", "REQUIRED", "option", "balanced_partitions", "PLUGIN_API", "NoOptions", "Plugin",
-    "AggregationMode", "aggregate", "RoutedTokens", "RouterCall", "RouterLayer", "Routing", "Scoring", "Run",
+    "RunInfo", "Tracker", "Buffer", "Transport", "Metric", "Metrics", "merge_metrics", "LowRank", "Loss",
+    "LossFunction", "MicroBatch", "Totals", "REQUIRED", "option", "balanced_partitions", "PLUGIN_API", "NoOptions",
+    "Plugin", "AggregationMode", "aggregate", "RoutedTokens", "RouterCall", "RouterLayer", "Routing", "Scoring", "Run",
     "log_to_file", "RunConfig", "mask_secrets", "derive_seed", "encode_sample", "read_tokenizer", "fingerprint",
 ]  # fmt: skip
 
@@ -146,6 +147,7 @@ if TYPE_CHECKING:
     from rollstock.interfaces.scheduler import Scheduler, WorkerLoad
     from rollstock.interfaces.tracker import RunInfo, Tracker
     from rollstock.interfaces.transport import Buffer, Transport
+    from rollstock.lowrank import LowRank
     from rollstock.metrics import Metric, Metrics, merge_metrics
     from rollstock.micro import Loss, LossFunction, MicroBatch, Totals
     from rollstock.options import REQUIRED, option

@@ -142,6 +142,11 @@ def refuse_silent_failures(config: RunConfig, algorithm: Algorithm[Any], extensi
         pass  # nobody is asked for a score
     elif not config.rewards:
         problems.append("rewards: nobody scores; name at least one, such as `rewards: [environment]`")
+    if config.transport and algorithm.offline:
+        problems.append(
+            f"transport: {config.transport.name!r} would carry nothing, since nobody generates for "
+            f"{algorithm.plugin_name!r}; leave it out"
+        )
     elif not any(reward.weight for reward in config.rewards):
         problems.append("rewards: every weight is 0, so every reward would be 0; give one of them a weight")
     if problems:
@@ -160,6 +165,10 @@ def refuse_backends(config: RunConfig, roles: Sequence[str], manager: PluginMana
         if count > 1 and not backend.trains_together and role in TRAINED_ROLES:
             problems.append(
                 f"roles.{role}.count: {count} workers would each train a model of their own, since the backend "
+        if role == "actor" and config.weight_sync.content == "adapters" and _lacks_adapters(type(backend)):
+            problems.append(
+                f"weight_sync.content: the backend {backend.plugin_name!r} has no adapters to send; set it to full"
+            )
                 f"{backend.plugin_name!r} does not add up their gradients; set it to 1"
             )
         if backend.trains_together and host is not None and config.role(host).count != count:
@@ -175,11 +184,21 @@ def worker_problems(
     config: RunConfig, parts: Parts, executor: Executor[Any], specs: Sequence[WorkerSpec]
 ) -> Iterator[str]:
     """What the workers of a run cannot have of its executor, one sentence each."""
+def _lacks_adapters(backend: type[Backend[Any]]) -> bool:
+    """Whether a backend leaves that method as it is in the interface."""
+    return backend.adapters is Backend.adapters
+
+
     yield from executor.validate(specs)
     for spec in specs:
         if spec.role not in MODEL_ROLES or spec.count == 1 or not executor.shares_memory:
             continue
         if parts.manager.load_as(Backend, {**config.backend, **config.role(spec.role).backend}).trains_together:
+    if config.transport and executor.shares_memory:
+        yield (
+            f"transport: {config.transport.name!r} would carry nothing, since the executor {executor.plugin_name!r} "
+            "keeps everything in one process: choose one that starts some, or leave it out"
+        )
             yield (
                 f"roles.{spec.role}.count: {spec.count} workers that train together need processes of their own, and "
                 f"the executor {executor.plugin_name!r} keeps all in one: choose one that starts some, or set it to 1"

@@ -58,7 +58,7 @@ KINDS: dict[str, Kind] = {
         Kind("environment", "Environment", "hands out tasks, plays the other side, scores", "environment"),
         Kind("reward", "Reward", "scores trajectories", "rewards", many=True, core_options=("name", "weight")),
         Kind("executor", "Executor", "starts workers and calls them", "executor"),
-        Kind("transport", "Transport", "moves bytes between processes", ""),
+        Kind("transport", "Transport", "moves bytes between processes", "transport", optional=True),
         Kind("tracker", "Tracker", "records metrics and samples", "trackers", many=True),
         Kind("extension", "Extension", "listens to or wraps the stages of a step", "extensions", many=True),
     )

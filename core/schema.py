@@ -178,6 +178,26 @@ class RecoverySection:
 
 
 @dataclass(kw_only=True)
+class WeightSyncSection:
+    """How weights reach generators in other processes."""
+
+    content: Literal["full", "adapters"] = option(
+        "full",
+        "what is sent after each update: all weights, adapters merged; or the adapters alone, which generators add to "
+        "weights that they keep",
+    )
+    chunk_mib: int = option(
+        16, "size of the chunks that a transport is given, each with a checksum, in MiB", minimum=1, maximum=1_024
+    )
+    max_resends: int = option(
+        3, "times that a chunk is sent again which arrived damaged, before the run fails", minimum=0, maximum=1_000
+    )
+    timeout_s: float = option(
+        120.0, "seconds in which nothing arrives, after which a transport has failed", minimum=0.1, maximum=1e6
+    )
+
+
+@dataclass(kw_only=True)
 class RewardLimitsSection:
     """The processes in which rewards run."""
 
@@ -259,6 +279,9 @@ class RunConfig:
     scheduler: Section = option(REQUIRED, "what cuts batches")
     compressor: Section = option(REQUIRED, "what shrinks what crosses a network")
     trackers: list[Section] = option(REQUIRED, "what records metrics")
+    transport: Section | None = option(
+        None, "what carries weights to generators in other processes; none: the executor does"
+    )
     router: Section | None = option(
         None, "what chooses the experts of a mixture-of-experts model; none: the model's own code, untouched"
     )
@@ -269,6 +292,7 @@ class RunConfig:
     evaluation: EvaluationSection = option(EvaluationSection(), "evaluation on held-out tasks")
     checkpoint: CheckpointSection = option(CheckpointSection(), "when checkpoints are written, and which are kept")
     recovery: RecoverySection = option(RecoverySection(), "what happens after a worker was lost")
+    weight_sync: WeightSyncSection = option(WeightSyncSection(), "how weights reach generators in other processes")
     reward_limits: RewardLimitsSection = option(RewardLimitsSection(), "the processes in which rewards run")
     roles: dict[str, RoleSection] = option(
         {role: RoleSection() for role in CORE_ROLES}, "what each role has of its own, those of extensions included"

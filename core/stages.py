@@ -19,11 +19,11 @@ from rollstock.errors import RunError
 from rollstock.greedy import play_greedily
 from rollstock.hookspecs import hookimpl
 from rollstock.interfaces.environment import Task
-from rollstock.interfaces.executor import WorkerGroup
 from rollstock.metrics import Metric, Metrics, merge_metrics
 from rollstock.micro import Totals
 from rollstock.offline import recorded_batch
 from rollstock.seeding import derive_seed
+from rollstock.weightsync.deliver import give_weights, sync_weights
 
 if TYPE_CHECKING:
     from rollstock.run import Run
@@ -173,18 +173,7 @@ class CoreStages:
         """Hand the actor's weights to the rollout role, and compare both sides; nothing where nobody generates."""
         if "rollout" not in run.roles:
             return True
-        actor, rollout = run.roles["actor"], run.roles["rollout"]
-        run.version += 1
-        give_weights(run, rollout)
-        ours, theirs = actor.call("fingerprint"), rollout.call("fingerprint")
-        wrong = {rank: their for rank, their in enumerate(theirs) if their != ours}
-        if wrong:
-            raise RunError(
-                f"after weight sync {run.version} the generators' weights (by rank: {wrong}) are not the trainer's "
-                f"({ours})"
-            )
-        run.record({"sync/changed": Metric(float(ours != run.fingerprint), 1.0, "last")})
-        run.fingerprint = ours
+        sync_weights(run)
         return True
 
     @hookimpl
@@ -192,15 +181,6 @@ class CoreStages:
         """Give the weights to a worker that generates; before the first sync there are none to give."""
         if role == "rollout" and run.version:
             give_weights(run, run.roles[role].member(rank))
-
-
-def give_weights(run: Run, rollout: WorkerGroup) -> None:
-    """Hand the actor's weights and the state of its router to workers that generate, as version `run.version`."""
-    actor = run.roles["actor"]
-    alias = run.executor.shares_memory and not run.pipeline.runs_ahead
-    rollout.call("load_weights", actor.submit("weights"), run.version, alias)
-    if run.config.router:
-        rollout.call("load_router", actor.call("router_state"))
 
 
 def mini_batches(batch: Batch, seed: int, step: int, *, epochs: int, count: int) -> Iterator[Batch]:

@@ -66,8 +66,9 @@ def small_run() -> Callable[..., Any]:
     return make
 
 
-CLOCKED = ("timing_s/", "perf/", "recovery/", "rollout/tokens_per_second")
-"""How the names of metrics begin that measure time, or tell what went wrong on the way."""
+CLOCKED = ("timing_s/", "perf/", "recovery/", "rollout/tokens_per_second", "sync/bytes", "sync/num_")
+"""How the names of metrics begin that measure time, or tell how something came to where it is, and what went wrong on
+the way."""
 COUNTED = ("rollout/batch_size", "rollout/batches")
 """What an engine did, which depends on how many there were."""
 ROUNDED = ("training/rollout_logprob_diff_mean", "training/rollout_logprob_diff_max", "reward/", "critic/vf_explained")

@@ -21,6 +21,7 @@ from rollstock import (
     Batch,
     Device,
     LossFunction,
+    LowRank,
     Metric,
     Metrics,
     MicroBatch,
@@ -218,6 +219,15 @@ class PackedBackend(Backend[T]):
     def fingerprint(self) -> str:
         """See `Backend.fingerprint`."""
         return fingerprint(self.weights())
+
+    def base_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Backend.base_weights`."""
+        hidden = (VALUE_HEAD, lora.PREFIX)
+        return ((name, self._full(tensor)) for name, tensor in self._named() if not name.startswith(hidden))
+
+    def adapters(self) -> Iterator[tuple[str, LowRank]]:
+        """See `Backend.adapters`."""
+        return lora.additions(self._network.model, full=self._full)
 
     def state(self) -> BackendState:
         """See `Backend.state`; the tensors are the live ones."""

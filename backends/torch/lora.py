@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rollstock import UserError, import_optional
+from rollstock import LowRank, UserError, import_optional
 from rollstock.backends.torch.config import LoRAConfig
 
 if TYPE_CHECKING:
@@ -72,6 +72,18 @@ def merged(
             continue
         layer = layers.get(name)
         yield name, tensor if layer is None else tensor + _delta(layer, *(full(part.weight) for part in _parts(layer)))
+
+
+def additions(model: nn.Module, *, full: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, LowRank]]:
+    """The adapters by the names of the weights that they are added to; `full`: as for `merged`.
+
+    Raises UserError for adapters of experts, which are no plain products.
+    """
+    for name, target, layer in _layers(model):
+        if not target.endswith(".weight") or not hasattr(layer, "fan_in_fan_out"):
+            raise UserError(f"the adapters of {name!r} cannot be sent alone: set weight_sync.content to full")
+        first, second = (full(part.weight) for part in _parts(layer))
+        yield target, LowRank(first, second, float(layer.scaling[_ADAPTER]), bool(layer.fan_in_fan_out))
 
 
 def merge_saved(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rollstock.interfaces.device import Device
     from rollstock.interfaces.model import ModelSpec
     from rollstock.interfaces.router import Router
+    from rollstock.lowrank import LowRank
     from rollstock.metrics import Metrics
     from rollstock.micro import LossFunction, Totals
     from rollstock.schema import RunConfig
@@ -125,6 +126,16 @@ class Backend(Plugin[C]):
 
     @abstractmethod
     def fingerprint(self) -> str:
+    def base_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """`weights` without what adapters add, which training leaves as they are: for generators that are sent adapters
+        alone. Raises UserError for a backend that has none, as all are taken to be."""
+        raise UserError(f"backend {self.plugin_name!r} has no adapters: set weight_sync.content to full")
+
+    def adapters(self) -> Iterator[tuple[str, LowRank]]:
+        """What is added to some of `base_weights`, by their names: `LowRank.merge` of the two is what `weights` gives,
+        to the bit. Raises UserError as `base_weights` does."""
+        raise UserError(f"backend {self.plugin_name!r} has no adapters: set weight_sync.content to full")
+
         """`rollstock.weights.fingerprint` of `weights`."""
 
     @abstractmethod

@@ -18,13 +18,17 @@ from rollstock.interfaces.device import Device
 from rollstock.interfaces.model import HEAD_OUTPUTS, ModelSpec
 from rollstock.interfaces.router import Router
 from rollstock.interfaces.scheduler import Scheduler
-from rollstock.manager import make_manager
+from rollstock.interfaces.transport import Transport
+from rollstock.manager import PluginManager, make_manager
 from rollstock.metrics import Metric, Metrics, merge_metrics
 from rollstock.micro import Loss, MicroBatch, Totals
 from rollstock.placement import device_index
 from rollstock.restart import ROUTER_STATE
 from rollstock.roles.profiled import ProfiledWorker
 from rollstock.seeding import derive_seed
+from rollstock.weightsync.cargo import Cargo
+from rollstock.weightsync.sender import Offer, WeightSender
+from rollstock.weightsync.source import WeightSource
 
 if TYPE_CHECKING:
     from rollstock.schema import RunConfig
@@ -63,6 +67,8 @@ class ModelWorker(ProfiledWorker):
             self.backend.use_router(self.router)
         self.backend.setup(model, self.device, trainable=role != "reference", total_updates=total_updates)
         self.data_parallel_rank = self.backend.data_parallel_rank(rank)
+        sends = role == "actor" and rank == 0
+        self.source = WeightSource(self.backend, _sender(config, manager) if sends else None, is_counted=rank == 0)
 
     @register(dispatch="data_parallel")
     def forward(self, batch: Batch, columns: Sequence[str]) -> dict[str, list[Tensor]]:
@@ -104,13 +110,27 @@ class ModelWorker(ProfiledWorker):
         return {**loss.metrics, "loss": Metric(float(loss.value), 1.0, "sum")}
 
     @register()
-    def weights(self) -> list[tuple[str, Tensor]]:
-        """The weights that a generator needs; the tensors are the live ones where caller and worker share memory."""
-        if self.rank == 0:
-            return list(self.backend.weights())
-        for _ in self.backend.weights():  # workers that hold parts put them together, and only the first one's count
-            pass
-        return []
+    def weights(self, adapters: bool = False, base: bool = False) -> Cargo:
+        """The weights that a generator needs; the tensors are the live ones where caller and worker share memory.
+
+        adapters: the adapters alone, and with `base` the weights that they are added to.
+        """
+        return self.source.cargo(adapters=adapters, base=base)
+
+    @register()
+    def offer_weights(self, version: int, inboxes: Sequence[str], adapters: bool, base: bool) -> Offer | None:
+        """Begin to send the same to generators, by the transport that the config names."""
+        return self.source.offer(version, inboxes, adapters=adapters, base=base)
+
+    @register(dispatch="rank_zero")
+    def finish_offer(self) -> Metrics:
+        """End that; the bytes that were sent, and how many chunks were sent again."""
+        return self.source.finish()
+
+    @register()
+    def base_fingerprint(self) -> str:
+        """The fingerprint of the weights that adapters are added to."""
+        return self.source.base_fingerprint()
 
     @register()
     def fingerprint(self) -> str:
@@ -155,7 +175,8 @@ class ModelWorker(ProfiledWorker):
 
     @register()
     def close(self) -> None:
-        """Let go of the device."""
+        """Let go of the device, and of the transport."""
+        self.source.close()
         self.backend.close()
 
     def _own(self, batch: Batch) -> Batch:
@@ -194,3 +215,9 @@ def _logprob_gap(micro: MicroBatch) -> Metrics:
         "training/rollout_logprob_diff_mean": micro.mean(gap),
         "training/rollout_logprob_diff_max": micro.max(gap),
     }
+
+
+def _sender(config: RunConfig, manager: PluginManager) -> WeightSender | None:
+    if config.transport is None:
+        return None
+    return WeightSender(manager.create_as(Transport, config.transport), config.weight_sync.chunk_mib << 20)
