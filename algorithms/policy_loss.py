@@ -109,6 +109,11 @@ def token_rewards(batch: Batch) -> Tensor:
     A trajectory without action tokens gets none, so its score lands nowhere.
     """
     mask = batch.mask
-    later = mask.flip(1).cumsum(1).flip(1)  # how many action tokens stand at or after each place
-    rewards = torch.where(mask & (later == 1), batch.scores[:, None], 0.0)
+    rewards = torch.where(last_actions(mask), batch.scores[:, None], 0.0)
     return rewards + torch.where(mask, batch.step_rewards, 0.0) if "step_rewards" in batch else rewards
+
+
+def last_actions(mask: Tensor) -> Tensor:
+    """`[B, T]` bool: the last True of each row of `mask`; none where a row has none."""
+    later = mask.flip(1).cumsum(1).flip(1)  # how many stand at or after each place
+    return mask & (later == 1)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rollstock import Loss, MicroBatch, hookimpl, option
+from rollstock.algorithms.policy_loss import last_actions
 from rollstock.algorithms.preference import PairAlgorithm, preference_loss, preferred_pairs
 
 
@@ -61,8 +62,7 @@ class RewardModel(PairAlgorithm[RewardModelConfig]):
 
 def last_scores(token_scores: Tensor, mask: Tensor) -> Tensor:
     """[B]: what a reward model says after the last token that the policy chose, from [B, T]; 0 where it chose none."""
-    later = mask.flip(1).cumsum(1).flip(1)  # how many chosen tokens stand at or after each place
-    return torch.where(mask & (later == 1), token_scores, 0.0).sum(dim=1)
+    return torch.where(last_actions(mask), token_scores, 0.0).sum(dim=1)
 
 
 @hookimpl
