@@ -1,4 +1,4 @@
-"""Pass@k training, arXiv:2508.10751, equations 14 and 15, and arXiv:2503.19595: reward the best of k, not each alone.
+"""Pass@k training, arXiv:2508.10751 and arXiv:2503.19595: reward the best of k, not each alone.
 
 Of the n samples of a prompt, any k together are worth the best of their rewards. `analytic`: the advantage of a sample
 is the mean worth of all sets of k with it, less the mean of all sets, divided by their standard deviation; for rewards
