@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollstock.checkpoint import CheckpointStore, CheckpointWriter
 from rollstock.columns import roles_needed
+from rollstock.elastic import examine_scheduler
 from rollstock.episodes import Player
 from rollstock.errors import ConfigError, noted
 from rollstock.evaluation import Evaluator
@@ -23,6 +24,7 @@ from rollstock.interfaces.extension import Extension
 from rollstock.interfaces.model import Head, ModelSpec
 from rollstock.interfaces.rollout import Sampling
 from rollstock.interfaces.router import Router
+from rollstock.interfaces.scheduler import Scheduler
 from rollstock.interfaces.tracker import Tracker
 from rollstock.interrupt import Interrupt
 from rollstock.manager import PluginManager, make_manager
@@ -78,7 +80,7 @@ def choose(config: RunConfig) -> Parts:
     for extension in extensions:
         columns = extension.needed_columns()
         asked |= set(roles_needed(extension.plugin_name, columns, provided, head=head, kind="extension"))
-    refuse_silent_failures(config, algorithm, extensions)
+    refuse_silent_failures(config, algorithm, extensions, examine_scheduler(config, manager))
     brought = brought_roles(config, extensions)
     roles = ["actor", *(() if algorithm.offline else ("rollout", "reward")), *sorted(asked)]
     refuse_backends(config, roles, manager)
@@ -119,9 +121,11 @@ def check_first_prompt(config: RunConfig, parts: Parts) -> None:
             encode_response(parts.tokenizer, response, task)
 
 
-def refuse_silent_failures(config: RunConfig, algorithm: Algorithm[Any], extensions: Sequence[Extension[Any]]) -> None:
-    """Raise ConfigError for settings that would run and do nothing."""
-    problems = list(algorithm.validate(config))
+def refuse_silent_failures(
+    config: RunConfig, algorithm: Algorithm[Any], extensions: Sequence[Extension[Any]], problems: Iterable[str] = ()
+) -> None:
+    """Raise ConfigError for settings that would run and do nothing, and for the `problems` that were found before."""
+    problems = [*problems, *algorithm.validate(config)]
     for extension in extensions:
         found = extension.validate(config, algorithm)
         problems += [f"extension {extension.plugin_name!r}: {problem}" for problem in found]
@@ -138,15 +142,15 @@ def refuse_silent_failures(config: RunConfig, algorithm: Algorithm[Any], extensi
             f"train.critic_warmup: {train.critic_warmup} is for a critic of its own. Here the policy's model has the "
             "value head, and steps for the values alone would move the policy as well: set it to 0"
         )
-    if algorithm.offline:
-        pass  # nobody is asked for a score
-    elif not config.rewards:
-        problems.append("rewards: nobody scores; name at least one, such as `rewards: [environment]`")
     if config.transport and algorithm.offline:
         problems.append(
             f"transport: {config.transport.name!r} would carry nothing, since nobody generates for "
             f"{algorithm.plugin_name!r}; leave it out"
         )
+    if algorithm.offline:
+        pass  # nobody is asked for a score
+    elif not config.rewards:
+        problems.append("rewards: nobody scores; name at least one, such as `rewards: [environment]`")
     elif not any(reward.weight for reward in config.rewards):
         problems.append("rewards: every weight is 0, so every reward would be 0; give one of them a weight")
     if problems:
@@ -161,14 +165,14 @@ def refuse_backends(config: RunConfig, roles: Sequence[str], manager: PluginMana
             continue
         backend = manager.create_as(Backend, {**config.backend, **config.role(role).backend})
         problems += backend.validate(config, role)
-        count, host = config.role(role).count, config.role(role).colocate_with
-        if count > 1 and not backend.trains_together and role in TRAINED_ROLES:
-            problems.append(
-                f"roles.{role}.count: {count} workers would each train a model of their own, since the backend "
         if role == "actor" and config.weight_sync.content == "adapters" and _lacks_adapters(type(backend)):
             problems.append(
                 f"weight_sync.content: the backend {backend.plugin_name!r} has no adapters to send; set it to full"
             )
+        count, host = config.role(role).count, config.role(role).colocate_with
+        if count > 1 and not backend.trains_together and role in TRAINED_ROLES:
+            problems.append(
+                f"roles.{role}.count: {count} workers would each train a model of their own, since the backend "
                 f"{backend.plugin_name!r} does not add up their gradients; set it to 1"
             )
         if backend.trains_together and host is not None and config.role(host).count != count:
@@ -180,25 +184,25 @@ def refuse_backends(config: RunConfig, roles: Sequence[str], manager: PluginMana
         raise ConfigError("\n".join(problems))
 
 
-def worker_problems(
-    config: RunConfig, parts: Parts, executor: Executor[Any], specs: Sequence[WorkerSpec]
-) -> Iterator[str]:
-    """What the workers of a run cannot have of its executor, one sentence each."""
 def _lacks_adapters(backend: type[Backend[Any]]) -> bool:
     """Whether a backend leaves that method as it is in the interface."""
     return backend.adapters is Backend.adapters
 
 
+def worker_problems(
+    config: RunConfig, parts: Parts, executor: Executor[Any], specs: Sequence[WorkerSpec]
+) -> Iterator[str]:
+    """What the workers of a run cannot have of its executor, one sentence each."""
     yield from executor.validate(specs)
-    for spec in specs:
-        if spec.role not in MODEL_ROLES or spec.count == 1 or not executor.shares_memory:
-            continue
-        if parts.manager.load_as(Backend, {**config.backend, **config.role(spec.role).backend}).trains_together:
     if config.transport and executor.shares_memory:
         yield (
             f"transport: {config.transport.name!r} would carry nothing, since the executor {executor.plugin_name!r} "
             "keeps everything in one process: choose one that starts some, or leave it out"
         )
+    for spec in specs:
+        if spec.role not in MODEL_ROLES or spec.count == 1 or not executor.shares_memory:
+            continue
+        if parts.manager.load_as(Backend, {**config.backend, **config.role(spec.role).backend}).trains_together:
             yield (
                 f"roles.{spec.role}.count: {spec.count} workers that train together need processes of their own, and "
                 f"the executor {executor.plugin_name!r} keeps all in one: choose one that starts some, or set it to 1"
@@ -313,6 +317,7 @@ def _assemble(
         manager=parts.manager,
         algorithm=parts.algorithm,
         executor=executor,
+        scheduler=parts.manager.create_as(Scheduler, config.scheduler),
         extensions=parts.extensions,
         roles=roles,
         player=player,

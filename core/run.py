@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rollstock.elastic import adjust
 from rollstock.episodes import Player
 from rollstock.errors import RunError
 from rollstock.evaluation import Evaluator
@@ -23,6 +24,7 @@ from rollstock.interfaces.environment import Task
 from rollstock.interfaces.executor import Executor, WorkerGroup
 from rollstock.interfaces.extension import Extension
 from rollstock.interfaces.rollout import Sampling
+from rollstock.interfaces.scheduler import Scheduler
 from rollstock.interrupt import Interrupt, InterruptedRun
 from rollstock.metrics import Metric, merge_metrics, metric_values
 from rollstock.observation import batch_metrics, rollout_rows, score_metrics
@@ -70,6 +72,7 @@ class Run:
     manager: PluginManager
     algorithm: Algorithm[Any]
     executor: Executor[Any]
+    scheduler: Scheduler[Any]
     extensions: list[Extension[Any]]
     roles: Mapping[str, WorkerGroup]
     player: Player
@@ -215,6 +218,7 @@ class Run:
             self.tell_saved()
             if self._checkpoint_is_due():
                 self.save()
+            adjust(self)
         if not self.is_last or self._evaluation_is_due():
             self.interrupt.check()
 

@@ -66,7 +66,7 @@ def small_run() -> Callable[..., Any]:
     return make
 
 
-CLOCKED = ("timing_s/", "perf/", "recovery/", "rollout/tokens_per_second", "sync/bytes", "sync/num_")
+CLOCKED = ("timing_s/", "perf/", "recovery/", "scheduler/", "rollout/tokens_per_second", "sync/bytes", "sync/num_")
 """How the names of metrics begin that measure time, or tell how something came to where it is, and what went wrong on
 the way."""
 COUNTED = ("rollout/batch_size", "rollout/batches")

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from rollstock.errors import RunError
 from rollstock.interfaces.scheduler import WorkerLoad
@@ -103,6 +103,9 @@ class WorkerGroup:
 
 class Executor(Plugin[C]):
     """Starts groups of workers and ends them."""
+
+    resizes: ClassVar[bool] = False
+    """Whether the number of workers of a role without a state can change during a run (`WorkerGroup.resize`)."""
 
     def validate(self, specs: Sequence[WorkerSpec]) -> Sequence[str]:
         """What these workers, all roles of a run, ask for and cannot have; each sentence refuses the run.

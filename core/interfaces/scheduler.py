@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rollstock.plugin import C, Plugin
 
@@ -14,17 +14,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerLoad:
-    """How busy a role is: its workers, the tasks that wait, and the share of time that workers spent working (0 to
-    1)."""
+    """How busy a role was since this was last measured: its workers, the most tasks that waited at once, and the share
+    of time that workers spent working (0 to 1). num_configured: the workers that the config gives the role; 0: unknown.
+    """
 
     role: str
     num_workers: int
     queue_length: int
     utilisation: float
+    num_configured: int = 0
 
 
 class Scheduler(Plugin[C]):
     """Each method is one decision; a scheduler overrides those that it makes, and None leaves things as they are."""
+
+    resizes: ClassVar[bool] = False
+    """Whether it changes the number of workers of roles; a run that it could not do that in is refused."""
 
     def micro_batches(
         self, lengths: Sequence[int], *, groups: Sequence[int] | None = None, num_parts: int = 1
@@ -43,7 +48,8 @@ class Scheduler(Plugin[C]):
         return None
 
     def num_workers(self, load: WorkerLoad) -> int | None:
-        """How many workers a role should have from the next step on."""
+        """How many workers a role should have from the next step on, at least 1; asked in the controller after each
+        step, of the roles whose number can change."""
         return None
 
     def place_experts(self, load: Sequence[Sequence[float]], num_places: int) -> list[list[int]] | None:

@@ -67,16 +67,17 @@ class RayGroup(WorkerGroup):
 
     def build(self, ranks: Sequence[int] | None = None) -> None:
         """Ask the processes of some ranks, by default of all, to build their workers."""
-        count = self.size
-        chosen = list(range(count)) if ranks is None else list(ranks)
-        if count > 1 and (not self._meeting or len(chosen) == count):
+        count = self.spec.count
+        chosen = list(range(self.size)) if ranks is None else list(ranks)
+        if count > 1 and (not self._meeting or len(chosen) >= count):
             address, port = self.ray.get(self.processes[0].actor.meeting_point.remote())
             self._meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         parcel = Parcel.pack((self.spec.factory, dict(self.spec.kwargs), self.spec.count))
         parts = []
         for rank in chosen:
             process = self.processes[rank]
-            own = {**self._meeting, "WORLD_SIZE": str(count), "RANK": str(rank)} if self._meeting else {}
+            has_peers = bool(self._meeting) and rank < count  # one that joined later has none
+            own = {**self._meeting, "WORLD_SIZE": str(count), "RANK": str(rank)} if has_peers else {}
             ref = process.actor.build.remote(self.role, rank, parcel, own)
             parts.append(Part(rank, process, ref, process.generation, time.monotonic()))
         shares = Shares(Registration("all_gather", sync=True), (), len(parts), None, list(range(len(parts))))
@@ -203,11 +204,11 @@ class RayGroup(WorkerGroup):
     @property
     def can_resize(self) -> bool:
         """See `WorkerGroup.can_resize`: for workers without a state that have processes of their own choice."""
-        return self.change_size is not None
+        return self.change_size is not None and self._revival.is_alone(self)
 
     def resize(self, count: int) -> int:
         """See `WorkerGroup.resize`."""
-        if self.change_size is None:
+        if self.change_size is None or not self.can_resize:
             raise RunError(f"the number of workers of {self.role} cannot be changed")
         return self.change_size(self, count)
 
@@ -275,7 +276,11 @@ class _Meter:
             now = time.monotonic()
             share = self.busy_s / max(1e-9, (now - self._since) * group.size)
             load = WorkerLoad(
-                role=group.role, num_workers=group.size, queue_length=self._most, utilisation=min(1.0, share)
+                role=group.role,
+                num_workers=group.size,
+                queue_length=self._most,
+                utilisation=min(1.0, share),
+                num_configured=group.spec.count,
             )
             self._since, self._most, self.busy_s = now, self._items, 0.0
         return load

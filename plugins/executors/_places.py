@@ -31,8 +31,9 @@ class Places:
         self._ended = ended
         self._groups: list[Any] = []
 
-    def reserve(self, spec: WorkerSpec) -> list[dict[str, Any]]:
-        """Wait for the room that the workers of a role need; returns the options of each one's actor.
+    def reserve(self, spec: WorkerSpec, timeout_s: float | None = None) -> list[dict[str, Any]]:
+        """Wait for the room that the workers of a role need, for `start_timeout_s` unless `timeout_s` is given; returns
+        the options of each one's actor.
 
         Raises RunError if the whole cluster is too small, or nothing became free in time.
         """
@@ -43,7 +44,11 @@ class Places:
         self._check_size(spec, resources)
         group = placement_group([resources] * spec.count, strategy=self._config.placement.upper())
         self._groups.append(group)
-        self._await(spec, resources, group)
+        try:
+            self._await(spec, resources, group, self._config.start_timeout_s if timeout_s is None else timeout_s)
+        except RunError:
+            self._remove(group)  # it would take the room once there is some
+            raise
         others = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")}
         return [
             {
@@ -55,12 +60,24 @@ class Places:
             for rank in range(spec.count)
         ]
 
+    def give_back(self, options: Mapping[str, Any]) -> bool:
+        """Give back the room of one worker, if nobody else's is held together with it; False if it is kept."""
+        group = options["scheduling_strategy"].placement_group
+        if group.bundle_count > 1:
+            return False
+        self._remove(group)
+        return True
+
     def release(self) -> None:
         """Give everything back."""
+        while self._groups:
+            self._remove(self._groups[-1])
+
+    def _remove(self, group: Any) -> None:
         from ray.util.placement_group import remove_placement_group
 
-        while self._groups:
-            remove_placement_group(self._groups.pop())
+        self._groups.remove(group)
+        remove_placement_group(group)
 
     def _needed(self, spec: WorkerSpec) -> dict[str, float]:
         """What Ray sets aside for a worker. Devices that the config names are not Ray's to choose."""
@@ -78,11 +95,11 @@ class Places:
                     f"Ray cluster has {total.get(name, 0):g}: see roles.{spec.role} in the config, and `ray status`"
                 )
 
-    def _await(self, spec: WorkerSpec, resources: Mapping[str, float], group: Any) -> None:
+    def _await(self, spec: WorkerSpec, resources: Mapping[str, float], group: Any, timeout_s: float) -> None:
         began = time.monotonic()
         while not (self._ended.is_set() or group.wait(timeout_seconds=1)):
             waited = time.monotonic() - began
-            if waited > self._config.start_timeout_s:
+            if waited > timeout_s:
                 free = self._cluster.ray.available_resources()
                 raise RunError(
                     f"no room in the Ray cluster for {spec.count} workers of {spec.role} with {_amounts(resources)} "

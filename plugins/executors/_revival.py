@@ -110,6 +110,10 @@ class Revival:
             finally:
                 self._holder = before
 
+    def is_alone(self, group: RayGroup) -> bool:
+        """Whether no other role lives in the processes of a group."""
+        return all(self._living_in(process) == [group] for process in group.processes)
+
     def _living_in(self, process: Process) -> list[RayGroup]:
         return [group for group in self.groups.values() if process in group.processes]
 
@@ -143,7 +147,7 @@ class Revival:
             process.end(self.ray)
         for process in processes:
             process.start(self.ray)
-        self._await_start(processes)
+        self.await_start(processes)
         rebuilt: dict[str, list[int]] = {}
         for role, group in self.groups.items():
             ranks = [rank for rank, process in enumerate(group.processes) if process in processes]
@@ -160,7 +164,7 @@ class Revival:
                 self.open_log(process)
         return rebuilt
 
-    def _await_start(self, processes: Sequence[Process]) -> None:
+    def await_start(self, processes: Sequence[Process]) -> None:
         """Wait until processes answer. Raises RunError if there is no room, WorkerLostError if one ended at once."""
         began = time.monotonic()
         asked = {process.actor.where.remote(): process for process in processes}

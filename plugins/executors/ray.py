@@ -9,6 +9,7 @@ core's to load.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -36,6 +37,7 @@ _VARIABLES = (
     *("ROLLSTOCK_BLOCK_PLUGINS", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS"),
     *("TOKENIZERS_PARALLELISM", "TORCH_DEVICE_BACKEND_AUTOLOAD", "CUBLAS_WORKSPACE_CONFIG"),
 )
+_JOIN_S = 60.0  # to wait for room for a worker that joins
 _STARTS = ("num_cpus", "object_store_memory", "plasma_directory", "temp_directory", "dashboard_port")
 
 
@@ -90,6 +92,8 @@ class RayConfig:
 class Ray(Executor[RayConfig]):
     """Keeps the processes of all roles. Ray is imported and started when the first of them is."""
 
+    resizes = True
+
     def __init__(self, config: RayConfig | None = None) -> None:
         super().__init__(config)
         self._cluster: Cluster | None = None
@@ -104,6 +108,7 @@ class Ray(Executor[RayConfig]):
         self._threads, self._ended = _make_threads(), threading.Event()
         self._revival = Revival(self._ended, patience_s=self.config.start_timeout_s)
         self._groups = self._revival.groups
+        self._spare: dict[str, list[dict[str, Any]]] = {}
 
     def prepare(self, specs: Sequence[WorkerSpec]) -> None:
         """Begin with the workers of all roles at once, so that their processes start side by side. Raises as `start`
@@ -145,6 +150,8 @@ class Ray(Executor[RayConfig]):
             ended=self._ended,
             patience=self.config.warn_after_s,
         )
+        if spec.stateless and not spec.together and not spec.devices and spec.colocate_with is None:
+            group.change_size = lambda group, count: self._wait(self._change_size, group, count)
         self._wait(group.build)
         self._groups[spec.role], self._begun[spec.role] = group, spec
 
@@ -173,6 +180,52 @@ class Ray(Executor[RayConfig]):
             self._processes.append(processes[-1])
         return processes
 
+    def _change_size(self, group: RayGroup, count: int) -> int:
+        """Have workers join or leave a role; what cannot be started within a minute is done without."""
+        with self._revival.working():
+            while group.size > max(1, count):
+                self._let_go(group)
+            before = group.size
+            try:
+                while group.size < count:
+                    self._add(group)
+                if group.size > before:
+                    ranks = range(before, group.size)
+                    self._revival.await_start(group.processes[before:])
+                    group.build(ranks)
+                    group.finish()
+                    self._revival.welcome({group.role: ranks})
+                    for process in group.processes[before:]:
+                        process.is_lost = False
+            except RunError as error:
+                logger.warning("no more workers of %s: %s", group.role, error)
+                while group.size > before and group.processes[-1].is_lost:
+                    self._let_go(group)
+        return group.size
+
+    def _add(self, group: RayGroup) -> None:
+        assert self._places is not None
+        assert self._cluster is not None
+        spare = self._spare.get(group.role)
+        one = dataclasses.replace(group.spec, count=1)
+        options = spare.pop() if spare else self._places.reserve(one, min(_JOIN_S, self.config.start_timeout_s))[0]
+        rank = group.size
+        process = Process(f"{group.role}-{rank}", options, self._surroundings(self._cluster, group.spec, rank))
+        process.is_lost = True  # until it is up to date
+        process.start(self._cluster.ray)
+        self._processes.append(process)
+        group.add(process)
+        self._name_log(process)
+
+    def _let_go(self, group: RayGroup) -> None:
+        assert self._places is not None
+        assert self._cluster is not None
+        process = group.remove()
+        self._processes.remove(process)
+        process.end(self._cluster.ray)
+        if not self._places.give_back(process.options):
+            self._spare.setdefault(group.role, []).append(dict(process.options))
+
     def _surroundings(self, cluster: Cluster, spec: WorkerSpec, rank: int) -> Surroundings:
         variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
         if cluster.is_private:
@@ -193,9 +246,14 @@ class Ray(Executor[RayConfig]):
             return
         if self._cluster.dashboard:
             run.trackers.message(f"Ray's dashboard: http://{self._cluster.dashboard}")
-        for process in self._processes:
-            process.log = str(Path(run.directory).resolve() / "logs" / f"{process.label}.log")
-        self._wait(self._cluster.ray.get, [self._open_log(process) for process in self._processes])
+        self._wait(self._cluster.ray.get, [self._name_log(process) for process in self._processes])
+
+    def _name_log(self, process: Process) -> Any:
+        """Let a process log to a file of the run."""
+        if self._revival.run is None:
+            return None
+        process.log = str(Path(self._revival.run.directory).resolve() / "logs" / f"{process.label}.log")
+        return self._open_log(process)
 
     @staticmethod
     def _open_log(process: Process) -> Any:

@@ -3,13 +3,14 @@
 import logging
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollstock.launch import train
+from rollstock.plugins.executors._group import RayGroup
 from rollstock.testing import read_metrics
 
 from .conftest import assert_same, small
@@ -104,3 +105,43 @@ def test_a_worker_that_hangs_is_ended_and_replaced(
     assert metrics_of(tmp_path / "ray") == {"recovery/num_retries": 1, "recovery/num_replaced": 1}
     assert any(re.search("rollout worker 0 .* hung: 'generate' had not ended", message) for message in caplog.messages)
     assert any(re.search("^waiting for 'generate' of rollout-0 since", message) for message in caplog.messages)
+
+
+@pytest.fixture
+def large_nodes(cluster: Any) -> Iterator[list[Any]]:
+    """Two more machines, either of which is large enough for everything."""
+    made = [cluster.add_node(num_cpus=16, object_store_memory=100 << 20) for _ in range(2)]
+    yield made
+    for node in made:
+        if node in cluster.worker_nodes:
+            cluster.remove_node(node)
+
+
+def test_a_machine_that_is_gone_takes_trainer_generator_and_reward_with_it(
+    tmp_path: Path, undisturbed: Path, cluster: Any, large_nodes: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, left = RayGroup.send, [3]
+
+    def killing(self: RayGroup, only: int | None, called: str, *rest: Any) -> Any:
+        sent = send(self, only, called, *rest)
+        if (self.role, called) == ("actor", "update"):
+            left[0] -= 1
+            if left[0] == 0:
+                host = self.processes[0].node
+                cluster.remove_node(next(node for node in large_nodes if node.node_id == host), allow_graceful=False)
+        return sent
+
+    monkeypatch.setattr(RayGroup, "send", killing)
+    ray = {"name": "ray", "address": cluster.address, "placement": "pack"}
+    sizes = [f"roles.{role}.cpus=5" for role in ("actor", "rollout", "reward")]
+    train(small(tmp_path / "ray", *sizes, "checkpoint.every_steps=0", executor=ray, extensions=["herald"]))
+    assert_same(tmp_path / "ray", undisturbed)
+    lines = told(tmp_path / "ray")
+    assert "failed actor worker 0" in lines
+    assert "started actor 0" in lines
+    found = metrics_of(tmp_path / "ray")
+    assert found["recovery/num_restarts"] == 1
+    assert found["recovery/num_steps_again"] == 0
+    assert sorted(line for line in lines if line.startswith("started")) == sorted(
+        line.replace("failed", "started").replace("worker ", "") for line in lines if line.startswith("failed")
+    )
