@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollstock.build import Parts, build, check_first_prompt, choose
-from rollstock.config import complete_config, load_run_config, write_config
+from rollstock.config import complete_config, load_run_config, refuse_concealed, write_config
+from rollstock.conversion import to_plain
 from rollstock.errors import UserError
 from rollstock.evaluation import Evaluator
 from rollstock.interrupt import Interrupt, InterruptedRun
@@ -23,6 +24,7 @@ from rollstock.manifest import build_manifest, record_resume, write_manifest
 from rollstock.recovery import train_on
 from rollstock.restart import restore, run_info
 from rollstock.rundir import RunDirectory, log_to_file, stop_logging
+from rollstock.secrets import known_secrets
 from rollstock.stages import Stages
 
 if TYPE_CHECKING:
@@ -76,9 +78,11 @@ def resume(path: Path, *, step: int | None = None, profile: ProfileSettings | No
 
     Raises UserError if there is no run, or nothing is left to do.
     """
-    with RunDirectory.open(path).locked() as directory, _logging(directory):
+    with RunDirectory.open(path).locked() as directory, ExitStack() as stack:
         config = load_run_config(directory.config)
         config.run.directory = str(path)
+        stack.enter_context(_logging(directory, config))
+        refuse_concealed(config, directory.config)
         parts = choose(config)
         checkpoint = _newest(config, directory, step)
         if checkpoint is not None and not _is_unfinished(config, checkpoint):
@@ -88,7 +92,9 @@ def resume(path: Path, *, step: int | None = None, profile: ProfileSettings | No
             )
         if checkpoint is None:
             logger.warning("%s has no checkpoint: beginning again with the first step", path)
-        for difference in record_resume(directory.manifest, checkpoint.step if checkpoint else 0):
+        for difference in record_resume(
+            directory.manifest, checkpoint.step if checkpoint else 0, known=known_secrets(to_plain(config))
+        ):
             logger.warning("not as when the run was started: %s", difference)
         return _execute(config, directory, parts, checkpoint=checkpoint, is_new=False, profile=profile)
 
@@ -106,6 +112,7 @@ def evaluate(path: Path, *, step: int | None = None) -> Outcome:
     directory = RunDirectory.open(path)
     config = load_run_config(directory.config)
     config.trackers = []
+    refuse_concealed(config, directory.config)
     parts = choose(config)
     checkpoint = _newest(config, directory, step)
     if checkpoint is None:
@@ -173,7 +180,7 @@ def _execute(
             except BaseException:
                 run.close("failed")
                 raise
-            stack.enter_context(_logging(directory))
+            stack.enter_context(_logging(directory, config))
         status, message = _play(run, directory, checkpoint)
     return Outcome(
         status=status,
@@ -262,8 +269,8 @@ def _way_back(run: Run, *, after: BaseException | None = None) -> str:
 
 
 @contextmanager
-def _logging(directory: RunDirectory) -> Iterator[None]:
-    handler = log_to_file(directory.logs / "controller.log")
+def _logging(directory: RunDirectory, config: RunConfig) -> Iterator[None]:
+    handler = log_to_file(directory.logs / "controller.log", config=to_plain(config))
     try:
         yield
     finally:
@@ -276,4 +283,5 @@ def _manifest(config: RunConfig, parts: Parts) -> dict[str, Any]:
         for entry in parts.manager.loaded()
     ]
     data = {parts.environment.plugin_name: parts.environment.fingerprint()}
-    return build_manifest(plugins=plugins, seed=config.train.seed, data=data)
+    known = known_secrets(to_plain(config))
+    return build_manifest(plugins=plugins, seed=config.train.seed, data=data, known=known)

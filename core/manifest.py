@@ -13,7 +13,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +43,18 @@ def build_manifest(
     data: Mapping[str, str],
     command: Sequence[str] | None = None,
     accelerators: Sequence[Mapping[str, Any]] = (),
+    known: Collection[str] = (),
 ) -> dict[str, Any]:
     """The manifest of a run that starts now, as plain data with secrets masked.
 
     plugins: one mapping a plugin in use, with `kind`, `name`, `distribution`, `version`. data: fingerprints by split or
-    source. command: `sys.argv` by default. accelerators: what the device plugin says of its devices.
+    source. command: `sys.argv` by default. accelerators: what the device plugin says of its devices. known: secrets
+    that are masked wherever they are.
     """
     return {
         "format": FORMAT,
         "created": _now(),
-        "command": mask_arguments(sys.argv if command is None else command),
+        "command": mask_arguments(sys.argv if command is None else command, known),
         "working_directory": os.getcwd(),
         "seed": seed,
         "rollstock": _own_version(),
@@ -74,7 +76,9 @@ def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
     temporary.replace(path)
 
 
-def record_resume(path: Path, step: int, *, command: Sequence[str] | None = None) -> list[str]:
+def record_resume(
+    path: Path, step: int, *, command: Sequence[str] | None = None, known: Collection[str] = ()
+) -> list[str]:
     """Add to the manifest at `path` that the run goes on from `step`; returns what is different from when it started.
 
     A different version of Python, of a package or another processor may change results to the last bit, so a user
@@ -86,7 +90,7 @@ def record_resume(path: Path, step: int, *, command: Sequence[str] | None = None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         manifest = {"format": FORMAT, "created": None, "note": f"the manifest of the start was lost: {error}"}
         differences = []
-    entry = {"at": _now(), "step": step, "command": mask_arguments(sys.argv if command is None else command)}
+    entry = {"at": _now(), "step": step, "command": mask_arguments(sys.argv if command is None else command, known)}
     manifest.setdefault("resumed", []).append({**entry, "changed": differences})
     write_manifest(path, manifest)
     return differences

@@ -18,7 +18,7 @@ from rollstock.defaults import TRACKER_FOLDERS
 from rollstock.errors import UserError
 from rollstock.folders import make_folder, path_error, remove_empty
 from rollstock.lockfile import LockFile
-from rollstock.secrets import MaskingFilter
+from rollstock.secrets import MaskingFormatter, known_secrets
 
 _log = logging.getLogger(__name__)
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -198,16 +198,16 @@ class RunDirectory:
                 path.unlink(missing_ok=True)
 
 
-def log_to_file(path: Path, level: int = logging.INFO) -> logging.Handler:
-    """Append log records and Python warnings to `path`, secrets masked; `stop_logging` takes the handler off again.
+def log_to_file(path: Path, level: int = logging.INFO, *, config: object = None) -> logging.Handler:
+    """Append log records and Python warnings to `path`, secrets masked, those of a config (plain data) among them;
+    `stop_logging` takes the handler off again.
 
     The controller logs to `logs/controller.log`, a worker to `logs/<role>-<rank>.log`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     handler.setLevel(level)
-    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
-    handler.addFilter(MaskingFilter())
+    handler.setFormatter(MaskingFormatter(_LOG_FORMAT, known_secrets(config)))
     logging.captureWarnings(True)
     for name in _levels:
         logger = logging.getLogger(name)

@@ -1,10 +1,20 @@
 """Secrets are masked by name and by shape, and ordinary values are left alone."""
 
 import logging
+import os
+import sys
 
 import pytest
 
-from rollstock.secrets import MASK, MaskingFilter, is_secret_name, mask_arguments, mask_secrets, mask_text
+from rollstock.secrets import (
+    MASK,
+    MaskingFormatter,
+    is_secret_name,
+    known_secrets,
+    mask_arguments,
+    mask_secrets,
+    mask_text,
+)
 
 SECRET = (
     "api_key WANDB_API_KEY wandb.api_key apikey hf_token HF_TOKEN token password passwd client_secret secret "
@@ -74,7 +84,24 @@ def test_command_lines() -> None:
     assert mask_arguments(command) == masked
 
 
-def test_log_records_are_masked_after_formatting() -> None:
-    record = logging.LogRecord("x", logging.INFO, "", 0, "using %s", ("hf_abcdefghijklmnopqrst",), None)
-    assert MaskingFilter().filter(record)
-    assert record.getMessage() == f"using {MASK}"
+def test_what_is_logged_is_masked_when_it_is_finished_tracebacks_included(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKER_API_KEY", "a-key-of-no-known-shape")
+    try:
+        raise ValueError("the key a-key-of-no-known-shape, or rather from-the-config, was refused")
+    except ValueError:
+        record = logging.LogRecord("x", 20, "", 0, "using %s", ("hf_abcdefghijklmnopqrst",), sys.exc_info())
+    text = MaskingFormatter("%(message)s", known_secrets({"trackers": [{"api_key": "from-the-config"}]})).format(record)
+    assert text.startswith(f"using {MASK}\nTraceback")
+    assert text.endswith(f"ValueError: the key {MASK}, or rather {MASK}, was refused")
+
+
+def test_known_secrets_are_those_with_a_secrets_name_and_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"A_PASSWORD": "short", "B_TOKEN": "long enough", "C": "no secret at all"})
+    assert known_secrets({"api_key": ["longer than the other"], "name": "nothing to hide"}) == [
+        "longer than the other",
+        "long enough",
+    ]
+    assert (
+        mask_arguments(["x=[{api_key: longer than the other}]"], known_secrets({"api_key": "longer than the other"}))[0]
+        == f"x=[{{api_key: {MASK}}}]"
+    )
