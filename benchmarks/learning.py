@@ -127,15 +127,19 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def picture(results: Sequence[Result]) -> str:
+def picture(
+    results: Sequence[Result],
+    *,
+    title: str = "Mean reward of each algorithm over the steps of training, one line a seed",
+) -> str:
     """An SVG of small curves, one frame an algorithm, one line a seed: the mean reward of ten steps."""
     names = sorted({result.algorithm for result in results})
     rows = -(-len(names) // COLUMNS)
-    width, height = COLUMNS * CELL_WIDTH, rows * CELL_HEIGHT + 20
+    width, height = min(COLUMNS, len(names)) * CELL_WIDTH, rows * CELL_HEIGHT + 20
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' role='img' fill='{INK}' "
         "font-family='system-ui, sans-serif' font-size='11'>",
-        "<title>Mean reward of each algorithm over the steps of training, one line a seed</title>",
+        f"<title>{escape(title)}</title>",
         f"<rect width='{width}' height='{height}' fill='white'/>",
     ]
     for place, name in enumerate(names):

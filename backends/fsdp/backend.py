@@ -7,6 +7,7 @@ Starting the processes is left to the executor, sharing out batches to the dispa
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -51,7 +52,7 @@ class FSDPBackend(PackedBackend[FSDPConfig]):
     _compressor: Compressor[Any] | None = None
     _compression: GradientCompression | None = None
     _num_passes = 0
-    _joined = False
+    _leave: weakref.finalize[..., FSDPBackend] | None = None
 
     def validate(self, config: RunConfig, role: str) -> Sequence[str]:
         """See `Backend.validate`."""
@@ -67,7 +68,7 @@ class FSDPBackend(PackedBackend[FSDPConfig]):
             for problem in self.config.problems(self.world_size):
                 raise UserError(problem)
         processes.join(device, rank=self.rank, world_size=self.world_size, timeout_s=self.config.timeout_s)
-        self._joined = True
+        self._leave = weakref.finalize(self, processes.leave)
         super().setup(model, device, trainable=trainable, total_updates=total_updates)
 
     def update(
@@ -122,9 +123,8 @@ class FSDPBackend(PackedBackend[FSDPConfig]):
     def close(self) -> None:
         """See `Backend.close`."""
         super().close()
-        if self._joined:
-            self._joined = False
-            processes.leave()
+        if self._leave is not None:
+            self._leave()
 
     def _first_device(self) -> torch.device:
         return torch.device("cpu")  # the whole model need not fit the device

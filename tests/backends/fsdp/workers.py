@@ -5,6 +5,7 @@ program imports torch once and forks them, because an import takes longer than m
 in `<job>.pt`, what any raises in `<job>.error`.
 """
 
+import gc
 import json
 import os
 import socket
@@ -22,11 +23,14 @@ def main(folder: Path) -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     import jobs
 
-    torch.zeros(1).add(1)
+    jobs.warm(folder)
+    gc.collect()
+    gc.freeze()  # what is there stays: every collection in a child would look at it again
     for job in json.loads((folder / "jobs.json").read_text()):
         children = start(folder, job, getattr(jobs, job["call"]))
-        if any([os.waitpid(child, 0)[1] for child in children]) and not list(folder.glob(f"{job['name']}.error*")):
-            (folder / f"{job['name']}.error").write_text("a process died without a word")
+        codes = [os.waitpid(child, 0)[1] for child in children]
+        if any(codes) and not list(folder.glob(f"{job['name']}.error*")):
+            (folder / f"{job['name']}.error").write_text(f"processes died without a word: {codes}")
 
 
 def start(folder: Path, job: dict[str, Any], call: Any) -> list[int]:
@@ -45,7 +49,7 @@ def start(folder: Path, job: dict[str, Any], call: Any) -> list[int]:
 def run(folder: Path, job: dict[str, Any], call: Any, rank: int) -> int:
     """One process of a job; returns its exit code."""
     try:
-        found = call(rank=rank, world_size=job["count"], folder=folder, **job["with"])
+        found = call(rank=rank, world_size=job["count"], folder=folder, **job.get("with", {}))
         if rank == 0:
             torch.save(found, folder / f"{job['name']}.pt")
         return 0
