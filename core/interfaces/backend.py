@@ -124,8 +124,6 @@ class Backend(Plugin[C]):
         """The weights that a generator needs, full and merged, under their Hugging Face names, tied ones once; those of
         a value head are not among them."""
 
-    @abstractmethod
-    def fingerprint(self) -> str:
     def base_weights(self) -> Iterator[tuple[str, Tensor]]:
         """`weights` without what adapters add, which training leaves as they are: for generators that are sent adapters
         alone. Raises UserError for a backend that has none, as all are taken to be."""
@@ -136,6 +134,8 @@ class Backend(Plugin[C]):
         to the bit. Raises UserError as `base_weights` does."""
         raise UserError(f"backend {self.plugin_name!r} has no adapters: set weight_sync.content to full")
 
+    @abstractmethod
+    def fingerprint(self) -> str:
         """`rollstock.weights.fingerprint` of `weights`."""
 
     @abstractmethod
