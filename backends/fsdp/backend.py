@@ -56,7 +56,7 @@ class FSDPBackend(PackedBackend[FSDPConfig]):
 
     def validate(self, config: RunConfig, role: str) -> Sequence[str]:
         """See `Backend.validate`."""
-        return list(self.config.problems(config.role(role).count))
+        return [*super().validate(config, role), *self.config.problems(config.role(role).count)]
 
     def use_compressor(self, compressor: Compressor[Any]) -> None:
         """See `Backend.use_compressor`."""
@@ -64,8 +64,9 @@ class FSDPBackend(PackedBackend[FSDPConfig]):
 
     def setup(self, model: ModelSpec, device: Device[Any], *, trainable: bool, total_updates: int) -> None:
         """See `Backend.setup`. Every process builds the whole model in its memory before it keeps a part."""
-        if self.world_size > 1:  # one process alone can read what several have saved, for an export
-            for problem in self.config.problems(self.world_size):
+        for problem in self.config.problems(self.world_size):
+            # One process alone can read what several have saved, for an export.
+            if self.world_size > 1 or not problem.startswith("backend.replicas"):
                 raise UserError(problem)
         processes.join(device, rank=self.rank, world_size=self.world_size, timeout_s=self.config.timeout_s)
         self._leave = weakref.finalize(self, processes.leave)
@@ -130,8 +131,7 @@ class FSDPBackend(PackedBackend[FSDPConfig]):
         return torch.device("cpu")  # the whole model need not fit the device
 
     def _choose_layers(self, network: Network) -> None:
-        if self.config.layers == "lean":
-            raise UserError("backend.layers: lean leaves out the modules that are sharded; choose auto or modules")
+        """Modules, which is what is sharded."""
 
     def _spread(self) -> None:
         device = self._device.torch_device()

@@ -39,7 +39,9 @@ class FSDPConfig(TorchConfig):
         return world_size if self.sharding_strategy == "NO_SHARD" else 1
 
     def problems(self, world_size: int) -> Iterator[str]:
-        """Why so many processes cannot spread a model in this way."""
+        """Why so many processes cannot train in this way, by the option that must change."""
+        if self.layers == "lean":
+            yield "backend.layers: lean leaves out the modules that are sharded; choose auto or modules"
         if self.sharding_strategy != "HYBRID":
             return
         if world_size % self.replicas:

@@ -16,10 +16,12 @@ from rollstock.doctor.prompts import Lengths, examine_prompts, measure_prompts
 from rollstock.doctor.rewards import examine_rewards, model_bytes
 from rollstock.doctor.training import examine_directory, examine_disk, examine_learning_rate
 from rollstock.errors import RollstockError
+from rollstock.interfaces.compressor import Compressor
 from rollstock.interfaces.device import Device
 from rollstock.interfaces.executor import Executor
 from rollstock.kinds import KINDS
 from rollstock.manager import PluginManager, make_manager
+from rollstock.restart import TRAINED_ROLES
 
 if TYPE_CHECKING:
     from rollstock.schema import RunConfig
@@ -41,6 +43,7 @@ def examine_config(config: RunConfig) -> list[Finding]:
     findings += examine_batches(config, parts)
     findings += examine_ahead(config, parts)
     findings += _workers(config, parts)
+    findings += _compressor(config, parts)
     findings += examine_rewards(config.rewards if "reward" in parts.roles else [])
     lengths = _measured(parts, findings)
     try:
@@ -89,6 +92,17 @@ def _workers(config: RunConfig, parts: Parts) -> Iterator[Finding]:
             yield Finding("error", place if message else "executor", message or problem)
     except RollstockError as error:
         yield Finding("error", "executor", str(error))
+
+
+def _compressor(config: RunConfig, parts: Parts) -> Iterator[Finding]:
+    counts = [config.role(role).count for role in TRAINED_ROLES if role in parts.roles]
+    if max(counts) == 1 and not parts.manager.load_as(Compressor, config.compressor).is_identity:
+        yield Finding(
+            "warning",
+            "compressor",
+            f"{config.compressor['name']} changes nothing: a model that one process trains sends no gradients",
+            "leave it out, or give roles.actor a count above 1 and a backend whose workers train together",
+        )
 
 
 def _device_and_memory(config: RunConfig, parts: Parts, model: ModelFacts, lengths: Lengths) -> Iterator[Finding]:

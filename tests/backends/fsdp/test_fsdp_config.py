@@ -1,0 +1,52 @@
+"""What is wrong with a config of several processes is said before anything is started."""
+
+from pathlib import Path
+
+import pytest
+
+from rollstock import ConfigError
+from rollstock.build import choose
+from rollstock.doctor.config import examine_config
+from rollstock.testing import tiny_config
+
+FSDP = ["backend={name: fsdp}", "executor=ray"]
+HYBRID = ["backend={name: fsdp, sharding_strategy: HYBRID, replicas: 3}", "executor=ray"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([*HYBRID, "roles.actor.count=4"], "3 copies cannot have equal shares of 4 processes; choose a divisor"),
+        ([*HYBRID, "roles.actor.count=3"], "nothing is sharded; say sharding_strategy: NO_SHARD"),
+        ([*HYBRID], "3 copies cannot have equal shares of 1 processes"),
+        (["backend={name: fsdp, layers: lean}"], "lean leaves out the modules that are sharded"),
+        (
+            [*FSDP, "algorithm=ppo", "roles.actor.count=2", "roles.critic.colocate_with=actor"],
+            "roles.critic.count: 1 workers that work together in processes of 'actor' must be as many as those",
+        ),
+        (["executor=ray", "roles.actor.count=2"], "'torch' does not add up their gradients"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_start(tmp_path: Path, overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose(tiny_config(tmp_path, {}, overrides))
+    assert words in str(caught.value)
+
+
+def test_workers_that_train_together_cannot_be_in_one_process(tmp_path: Path) -> None:
+    findings = examine_config(tiny_config(tmp_path, {}, ["backend={name: fsdp}", "roles.actor.count=2"]))
+    (found,) = [
+        finding for finding in findings if finding.subject == "roles.actor.count" and "together" in finding.message
+    ]
+    assert found.severity == "error"
+    assert "the executor 'local' keeps all in one" in found.message
+
+
+def test_a_compressor_without_gradients_to_send_is_mentioned(tmp_path: Path) -> None:
+    def said(*overrides: str) -> list[str]:
+        findings = examine_config(tiny_config(tmp_path, {}, list(overrides)))
+        return [finding.message for finding in findings if finding.subject == "compressor"]
+
+    assert said("compressor=hybrid") == ["hybrid changes nothing: a model that one process trains sends no gradients"]
+    assert said("compressor=hybrid", *FSDP, "roles.actor.count=2") == []
+    assert said() == []
