@@ -20,6 +20,7 @@ from rollstock import Device, Memory, hookimpl, option
 
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of <malloc.h>
 
 
 @dataclass(kw_only=True)
@@ -31,6 +32,11 @@ class CPUConfig:
         "threads that one operation of torch uses; 0 leaves what OMP_NUM_THREADS or torch decided",
         minimum=0,
         maximum=4_096,
+    )
+    keep_freed_memory: bool = option(
+        True,
+        "let the process keep the memory of tensors that are gone for those to come; where the kernel gets it back, it "
+        "clears every page anew, which costs a tenth of a training step",
     )
 
 
@@ -53,6 +59,8 @@ class CPU(Device[CPUConfig]):
         """See `Device.activate`."""
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
+        if self.config.keep_freed_memory:
+            _keep_freed_memory()
 
     def seed(self, seed: int) -> None:
         """See `Device.seed`."""
@@ -112,6 +120,14 @@ class CPU(Device[CPUConfig]):
         if hasattr(os, "getloadavg"):
             numbers["load_per_core"] = os.getloadavg()[0] / (os.cpu_count() or 1)
         return numbers
+
+
+def _keep_freed_memory() -> None:
+    """Let the GNU C library take large blocks from its heap, too, and not give the end of the heap back by itself."""
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_MAX, 0)
+        library.mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 def _machine_memory() -> tuple[int, int]:

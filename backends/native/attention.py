@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 
 from rollstock.backends.native.cache import LayerCache
+from rollstock.backends.native.prefixes import Piece, Prefix
 
 IMPLEMENTATION: Final = "rollstock_native"
 """The name under which transformers finds this attention."""
@@ -44,12 +45,39 @@ class SharedBatch:
         self.limit = limit
         self.device = device
         self.layers: dict[int, LayerCache] = {}
+        self.reused = torch.zeros_like(self.lengths)  # tokens of each prompt whose keys and values are known already
+        self.known: Tensor | None = None  # these, [layers, 2, G, Hkv, most of them, D]
         self.chunk = (0, 0)  # the prompts of the prefill under way: first and one behind the last
         self.generated = 0  # tokens in every tail, the one being computed included
         self.settings: dict[int, tuple[float, int | None]] = {}  # of each layer: the scale of scores, and the window
         self.windows: set[int] = set()  # of the layers with a sliding window
         self._masks: dict[tuple[int, int | None], Tensor | None] = {}
         self.place_rows(torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)))
+
+    def reuse(self, prefixes: Sequence[Prefix | None]) -> None:
+        """Take the beginnings of the prompts, [G], that are known already; the prefill then reads the rest alone."""
+        found = {group: prefix for group, prefix in enumerate(prefixes) if prefix is not None}
+        if not found:
+            return
+        for group, prefix in found.items():
+            self.reused[group] = prefix.length
+            states = prefix.joined()
+            if self.known is None:
+                layers, _, kv_heads, _, size = states.shape
+                width = max(other.length for other in found.values())
+                self.known = states.new_zeros((layers, 2, len(prefixes), kv_heads, width, size))
+            self.known[:, :, group, :, : prefix.length] = states
+
+    def prompt_states(self, group: int) -> Piece:
+        """Keys and values of what the prefill read of a prompt."""
+        start, end = int(self.reused[group]), int(self.lengths[group])
+        parts = [store[group, :, start:end] for index in sorted(self.layers) for store in self.layers[index].prefix()]
+        return Piece(_by_layer(parts), end - start)
+
+    def row_states(self, row: int) -> Piece:
+        """Keys and values of what a row has generated; of its last token there are none yet."""
+        parts = [part for index in sorted(self.layers) for part in self.layers[index].tail(row)]
+        return Piece(_by_layer(parts), self.generated)
 
     def place_rows(self, groups: Tensor) -> None:
         """Give every row a slot in a `[G, n]` table, n being the most rows that a prompt has now."""
@@ -143,7 +171,7 @@ def shared_attention(
     rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [L, H, D] each
     if batch.generated == 0:
         batch.settings[index] = (scale, sliding_window)
-        output = _prefill(batch, batch.layer(index), *rows, scale=scale, window=sliding_window)
+        output = _prefill(batch, index, *rows, scale=scale, window=sliding_window)
     else:
         output = _decode(batch, batch.layer(index), *rows, scale=scale, window=sliding_window)
     return output[None], None
@@ -163,7 +191,7 @@ def decode_rows(
 
 def _prefill(
     batch: SharedBatch,
-    cache: LayerCache,
+    index: int,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -172,7 +200,10 @@ def _prefill(
     window: int | None,
 ) -> Tensor:
     """Distinct prompts end to end, `[L, H, D]`: causal attention within each; keeps their keys and values."""
+    cache = batch.layer(index)
     first, last = batch.chunk
+    if bool(batch.reused[first:last].any()):
+        return _prefill_the_rest(batch, cache, index, query, key, value, scale=scale, window=window)
     lengths = batch.lengths[first:last]
     width = int(lengths.max())
     padded = int(lengths.min()) < width
@@ -195,6 +226,52 @@ def _prefill(
     )
     output = output.transpose(1, 2).reshape(-1, output.shape[1], output.shape[3])
     return output if places is None else output[places]
+
+
+def _prefill_the_rest(
+    batch: SharedBatch,
+    cache: LayerCache,
+    index: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """The same for prompts whose first tokens are known already: the stream is what comes after these."""
+    first, last = batch.chunk
+    reused = batch.reused[first:last]
+    lengths = batch.lengths[first:last] - reused
+    assert batch.known is not None
+    cache.store_prefix(first, len(batch.lengths), batch.width, *batch.known[index, :, first:last])
+    groups = torch.repeat_interleave(torch.arange(last - first), lengths)
+    places = torch.arange(len(groups)) - (torch.cumsum(lengths, 0) - lengths)[groups]
+    where = (groups.to(batch.device), places.to(batch.device))
+    columns = (reused[groups] + places).to(batch.device)
+    keys, values = (store[first:last] for store in cache.prefix())
+    keys[where[0], :, columns] = key
+    values[where[0], :, columns] = value
+    width = int(lengths.max())
+    boxed = query.new_zeros((last - first, width, *query.shape[1:]))
+    boxed[where] = query
+    seen = torch.arange(batch.width) <= (reused[:, None] + torch.arange(width))[..., None]  # [g, p, P]
+    if window is not None:
+        seen &= torch.arange(batch.width) > (reused[:, None] + torch.arange(width))[..., None] - window
+    output = F.scaled_dot_product_attention(
+        boxed.transpose(1, 2),
+        keys,
+        values,
+        seen[:, None].to(batch.device),
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return output.transpose(1, 2)[where]
+
+
+def _by_layer(parts: Sequence[Tensor]) -> Tensor:
+    """Keys and values of one layer after the other, [Hkv, n, D] each, as [layers, 2, Hkv, n, D]."""
+    return torch.stack(list(parts)).unflatten(0, (-1, 2))
 
 
 def _decode(

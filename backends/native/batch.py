@@ -114,6 +114,8 @@ def run_batch(
         at_limit = limit[record.alive] <= step + 1
         if bool(at_limit.any()) or bool(flags.any()):
             rows = _still_running(record, step, tokens, flags, at_limit, rules)
+            if decoder.prefixes is not None:
+                _remember_ended(decoder, record, step, rows)
             if len(rows) == 0:
                 break
             if len(rows) < len(tokens):
@@ -149,6 +151,13 @@ def _still_running(
     holes = ended[: len(going)].nonzero()[:, 0]
     rows[holes] = going[len(going) - len(holes) :]
     return rows
+
+
+def _remember_ended(decoder: Decoder, record: _Record, step: int, going: Tensor) -> None:
+    """Keep the states of the rows that are not among those `going` on."""
+    ended = sorted(set(range(len(record.alive))) - set(going.tolist()))
+    tokens = record.tokens[:step, record.alive[ended].to(record.tokens.device)].T
+    decoder.remember(ended, tokens.tolist())
 
 
 class _Streams:

@@ -47,6 +47,13 @@ class LayerCache:
         self.used += 1
         return self.tail_keys[:rows, :, : self.used], self.tail_values[:rows, :, : self.used]
 
+    def tail(self, row: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of what one row has generated, `[Hkv, t, D]`."""
+        if self.tail_keys is None or self.tail_values is None:
+            keys, values = self.prefix()
+            return keys[0, :, :0], values[0, :, :0]
+        return self.tail_keys[row, :, : self.used], self.tail_values[row, :, : self.used]
+
     def _grown(self, store: Tensor | None, like: Tensor, limit: int) -> Tensor:
         """A store with room for more tokens, in which the first rows are those of `store`."""
         room = min(limit, max(_FIRST_TAIL, 2 * self.used))

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rollstock import UserError
 from rollstock.backends.native.attention import IMPLEMENTATION, SharedBatch, UnsupportedAttentionError, attending
+from rollstock.backends.native.prefixes import Piece, PrefixCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,6 +37,12 @@ class Decoder(ABC):
 
     shares_prompts: bool
     """Whether the samples of a prompt share the memory of its keys and values."""
+
+    prefixes: PrefixCache | None = None
+    """What earlier batches left, where the engine keeps that."""
+
+    reused = 0
+    """How many tokens of the prompts `start` did not have to read the last time, because they were known."""
 
     captured: Tensor | None = None
     """[n, layers, k]: the experts of the tokens that `start` (prompts end to end) or `step` read last, on the CPU,
@@ -60,6 +67,13 @@ class Decoder(ABC):
     @abstractmethod
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but `rows` (int64, on the CPU); the new row i is the old row `rows[i]`."""
+
+    def remember(self, rows: Sequence[int], responses: Sequence[Sequence[int]]) -> None:
+        """Keep what `rows` hold of their `responses`, all that was generated but the last token, for later prompts.
+
+        Asked only of decoders that share prompts, where the engine has given them `prefixes`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no states that can be kept")
 
     @abstractmethod
     def stop(self) -> None:
@@ -99,23 +113,51 @@ class SharedDecoder(Decoder):
         if model.config._attn_implementation != IMPLEMENTATION:
             raise UnsupportedAttentionError(f"{type(model).__name__} keeps its own attention")
         self._batch: SharedBatch | None = None
+        self._prompts: list[tuple[int, ...]] = []
+        self._known: dict[int, tuple[Piece, ...]] = {}  # of each prompt that begins with something known, that
+        self._whole: dict[int, tuple[Piece, ...]] = {}  # of each prompt that was remembered, all of it
 
     def start(self, prompts: Sequence[Sequence[int]], counts: Sequence[int], limit: int) -> Tensor:
         """See `Decoder.start`."""
         batch = SharedBatch([len(prompt) for prompt in prompts], counts, limit, self.device)
         self._batch = batch
+        self._take_known(prompts)
+        skipped = batch.reused.tolist()
         logits = []
-        for first, last in _chunks(batch.lengths.tolist(), _PREFILL_TOKENS):
+        for first, last in _chunks((batch.lengths - batch.reused).tolist(), _PREFILL_TOKENS):
             batch.chunk = (first, last)
-            tokens = torch.tensor([token for prompt in prompts[first:last] for token in prompt])
-            lengths = batch.lengths[first:last]
+            tokens = torch.tensor([token for g in range(first, last) for token in prompts[g][skipped[g] :]])
+            lengths = (batch.lengths - batch.reused)[first:last]
             ends = torch.cumsum(lengths, 0)
-            positions = torch.arange(len(tokens)) - torch.repeat_interleave(ends - lengths, lengths)
+            starts = torch.repeat_interleave(ends - lengths - batch.reused[first:last], lengths)
+            positions = torch.arange(len(tokens)) - starts
             logits.append(self._forward(tokens[None], positions[None], (ends - 1).to(self.device)))
         if self._slides and not batch.windows:  # it would show only in a sequence longer than the window
             self.stop()
             raise UnsupportedAttentionError(f"{type(self.model).__name__} does not tell its attention of its window")
         return torch.cat(logits)
+
+    def _take_known(self, prompts: Sequence[Sequence[int]]) -> None:
+        assert self._batch is not None
+        self.reused, self._known, self._whole = 0, {}, {}
+        if self.prefixes is not None:
+            self._prompts = [tuple(prompt) for prompt in prompts]
+            found = [self.prefixes.find(prompt) for prompt in self._prompts]
+            self._batch.reuse(found)
+            self.reused = sum(prefix.length for prefix in found if prefix is not None)
+            self._known = {g: prefix.pieces for g, prefix in enumerate(found) if prefix is not None}
+
+    def remember(self, rows: Sequence[int], responses: Sequence[Sequence[int]]) -> None:
+        """See `Decoder.remember`."""
+        batch = self._batch
+        assert batch is not None
+        assert self.prefixes is not None
+        groups = batch.groups.tolist()
+        for row, response in zip(rows, responses, strict=True):
+            group = groups[row]
+            if group not in self._whole:  # its new part is copied once, for all its rows
+                self._whole[group] = (*self._known.get(group, ()), batch.prompt_states(group))
+            self.prefixes.add((*self._prompts[group], *response), (*self._whole[group], batch.row_states(row)))
 
     def step(self, tokens: Tensor) -> Tensor:
         """See `Decoder.step`."""
@@ -141,6 +183,7 @@ class SharedDecoder(Decoder):
     def stop(self) -> None:
         """See `Decoder.stop`."""
         self._batch = None
+        self._known, self._whole = {}, {}
 
     def release(self) -> None:
         """See `Decoder.release`; the model's own tensors are all that there is."""

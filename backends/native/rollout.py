@@ -36,6 +36,7 @@ from rollstock.backends.moe import RoutedModel
 from rollstock.backends.native.batch import Finished, run_batch
 from rollstock.backends.native.decoder import Decoder
 from rollstock.backends.native.planning import Footprint, Group, group_requests, next_batch, rows_that_fit
+from rollstock.backends.native.prefixes import PrefixCache
 from rollstock.backends.native.routed import RoutedDecoder
 from rollstock.backends.native.stopping import StopRules
 from rollstock.backends.native.trial import choose_decoder
@@ -66,6 +67,15 @@ class NativeConfig:
         "shared computes each prompt once for all its samples; lean does so too, and takes its steps without the "
         "model's modules; plain runs the model as it is; auto takes the fastest whose numbers are the model's own",
     )
+    prefix_cache: bool = option(
+        False,
+        "keep the keys and values of what was generated until new weights arrive, for later turns, responses that are "
+        "continued, and prompts that begin alike",
+    )
+    prefix_cache_states: int = option(
+        1000, "the most recent sequences that the prefix cache keeps", minimum=1, maximum=10_000_000
+    )
+    prefix_cache_mib: int = option(1024, "memory that they may take", minimum=1, maximum=100_000_000)
 
 
 class Native(Rollout[NativeConfig]):
@@ -111,9 +121,25 @@ class Native(Rollout[NativeConfig]):
         self._largest = self.config.max_batch  # halved by every allocation that fails
         with torch.inference_mode():
             self._decoder, cached = choose_decoder(self._model, self.config.decoder)
+        self._prefixes = self._make_prefix_cache()
         self._routed = None if routed is None else RoutedDecoder(self._decoder, routed)
         self._decoder = self._routed or self._decoder
         self._footprint = Footprint(cached, self._vocabulary, self._decoder.shares_prompts)
+
+    def _make_prefix_cache(self) -> PrefixCache | None:
+        """Raises UserError where nothing could be kept, or would not be enough."""
+        if not self.config.prefix_cache:
+            return None
+        if self._router is not None:
+            raise UserError(
+                "rollout.prefix_cache: a router is told of every token, so none may be left out: turn it off"
+            )
+        if not self._decoder.shares_prompts:
+            raise UserError(
+                "rollout.prefix_cache: this model is run with its own cache, whose states cannot be kept: turn it off"
+            )
+        self._decoder.prefixes = PrefixCache(self.config.prefix_cache_states, self.config.prefix_cache_mib << 20)
+        return self._decoder.prefixes
 
     @property
     def decoder(self) -> Decoder:
@@ -156,8 +182,19 @@ class Native(Rollout[NativeConfig]):
             self._decoder.release()
         return GenerationResult(
             completions=[completion for completion in completions if completion is not None],
-            metrics=metrics.metrics(time.perf_counter() - started),
+            metrics=metrics.metrics(time.perf_counter() - started) | self._prefix_metrics(metrics),
         )
+
+    def _prefix_metrics(self, counts: _Counts) -> Metrics:
+        if self._prefixes is None:
+            return {}
+        asked = counts.prefilled + counts.reused
+        return {
+            "rollout/prefix_hit_rate": Metric(counts.reused / max(1, asked), asked, "mean"),
+            "rollout/reused_tokens": Metric(counts.reused, 1.0, "sum"),
+            "rollout/prefix_states": Metric(len(self._prefixes), 1.0, "max"),
+            "rollout/prefix_cache_mib": Metric(self._prefixes.num_bytes / 2**20, 1.0, "max"),
+        }
 
     def _limit(self, request: GenerationRequest, sampling: Sampling) -> int:
         """How many tokens a request may get. Raises UserError for a prompt that cannot be continued."""
@@ -242,7 +279,8 @@ class Native(Rollout[NativeConfig]):
             self._decoder.stop()
         metrics.batches += 1
         metrics.rows += len(members)
-        metrics.prefilled += sum(len(group.prompt) for group in batch)
+        metrics.reused += self._decoder.reused
+        metrics.prefilled += sum(len(group.prompt) for group in batch) - self._decoder.reused
         metrics.prompt_tokens += sum(len(group.prompt) * len(group.members) for group in batch)
         metrics.generated += sum(len(done.tokens) for done in finished)
         return list(zip(members, finished, strict=True))
@@ -256,6 +294,8 @@ class Native(Rollout[NativeConfig]):
             raise RunError(
                 f"the native rollout lacks memory for one response to a prompt of {len(batch[0].prompt)} ids: {error}"
             ) from error
+        if self._prefixes is not None:
+            self._prefixes.clear()
         self._largest = rows // 2
         metrics.halved += 1
 
@@ -279,6 +319,8 @@ class Native(Rollout[NativeConfig]):
         """See `Rollout.load_weights`. Weights of another type or device than the engine's are copied in any case."""
         self._weights.load(weights, alias=alias)
         self._version = version
+        if self._prefixes is not None:  # its states are those of the weights before
+            self._prefixes.clear()
         self._decoder.stop()
         self._decoder.release()
 
@@ -295,6 +337,7 @@ class Native(Rollout[NativeConfig]):
         """See `Rollout.close`."""
         self._decoder.stop()
         self._rules.clear()
+        self._prefixes = None
         del self._model, self._decoder, self._weights
         self._device.release_memory()
 
@@ -306,6 +349,7 @@ class _Counts:
     batches: int = 0
     rows: int = 0
     prefilled: int = 0
+    reused: int = 0  # tokens of prompts that the prefix cache had
     prompt_tokens: int = 0
     generated: int = 0
     halved: int = 0
@@ -317,7 +361,7 @@ class _Counts:
             "rollout/batches": Metric(self.batches, 1.0, "sum"),
             "rollout/batch_size": Metric(self.rows / max(1, self.batches), self.batches, "mean"),
             "rollout/prefill_tokens": Metric(self.prefilled, 1.0, "sum"),
-            "rollout/shared_prompt_tokens": Metric(self.prompt_tokens - self.prefilled, 1.0, "sum"),
+            "rollout/shared_prompt_tokens": Metric(self.prompt_tokens - self.prefilled - self.reused, 1.0, "sum"),
             "rollout/generated_tokens": Metric(self.generated, 1.0, "sum"),
             "rollout/halved_batches": Metric(self.halved, 1.0, "sum"),
             "perf/num_allocation_failures": Metric(self.halved, 1.0, "sum"),

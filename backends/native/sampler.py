@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 _BLOCK = 256  # tokens summed at once when inverting: two searches among a few hundred, not one in the vocabulary
+_MOST_FORBIDDEN = 0.99  # the mass of forbidden tokens beside which the others' probabilities keep their digits
 _FIRST_SORT = 1024  # how many of the most probable tokens top-p looks at before it looks at more
 
 
@@ -36,7 +37,9 @@ def choose(
     if temperature != 1:
         logits = logits / temperature
     probs = torch.softmax(logits, dim=-1)
-    if forbidden is not None:  # all of the mass may be theirs, so that nothing of the others is left in `probs`
+    if forbidden is not None and bool((probs[:, forbidden].sum(dim=-1) < _MOST_FORBIDDEN).all()):
+        probs.index_fill_(1, forbidden, 0.0)
+    elif forbidden is not None:  # so much of the mass is theirs that little or nothing of the others is left in `probs`
         allowed = torch.softmax(logits.index_fill(1, forbidden, -torch.inf), dim=-1)
         tokens = invert(truncate(allowed, top_k=top_k, top_p=top_p), uniform)
         return tokens, _pick(logits, tokens) - logits.logsumexp(dim=-1)

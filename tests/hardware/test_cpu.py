@@ -1,6 +1,9 @@
 """The CPU as a device."""
 
 import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,35 @@ def test_memory_follows_what_the_process_holds() -> None:
     assert during.allocated - after.allocated > 48 << 20
     assert after.peak > during.allocated - (4 << 20)  # the kernel counts a little late
     assert 0 < after.free <= after.total
+
+
+_KEEPING = """
+import torch
+from rollstock.hardware.cpu import CPU, CPUConfig
+
+def held_after(keep):
+    device = CPU(CPUConfig(keep_freed_memory=keep))
+    device.activate()
+    before = device.memory().allocated
+    block = torch.ones(64 << 20, dtype=torch.uint8)
+    del block
+    held = device.memory().allocated - before
+    device.release_memory()
+    return held, device.memory().allocated - before
+
+print(*held_after(False), *held_after(True))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such settings")
+def test_freed_memory_is_kept_for_what_comes_next_until_it_is_released() -> None:
+    """In a process of its own, because the setting is the process's."""
+    done = subprocess.run([sys.executable, "-c", _KEEPING], capture_output=True, text=True, check=True)
+    given_back, released, kept, released_too = (int(number) >> 20 for number in done.stdout.split())
+    assert given_back < 16
+    assert released < 16
+    assert kept >= 60
+    assert released_too < 16
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="this system keeps no peak that can be reset")

@@ -125,9 +125,12 @@ def test_the_logprob_has_the_temperature_in_it(cases: dict[str, dict[str, float]
     assert float(logprobs) == pytest.approx(case["right_logprob"], abs=1e-4)
 
 
+@pytest.mark.parametrize("forbidden", [2000.0, 0.5], ids=["nearly all", "some"])
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_forbidden_tokens_are_never_chosen_and_logprobs_stay_those_of_the_whole(temperature: float) -> None:
-    logits = torch.tensor([[2000.0, 1.0, 0.0], [0.0, 3.0, 1.0]]).repeat_interleave(50, dim=0)
+def test_forbidden_tokens_are_never_chosen_and_logprobs_stay_those_of_the_whole(
+    temperature: float, forbidden: float
+) -> None:
+    logits = torch.tensor([[forbidden, 1.0, 0.0], [0.0, 3.0, 1.0]]).repeat_interleave(50, dim=0)
     uniform = torch.linspace(0, 0.999, 50, dtype=torch.float64).repeat(2)
     tokens, logprobs = choose(logits, uniform, temperature=temperature, forbidden=torch.tensor([0]))
     assert not (tokens == 0).any()
