@@ -220,12 +220,12 @@ def check_steering(case: RolloutCase) -> None:
         )
     evaluated = gap(engine.generate(asked, replace(sampling, exploring=False)).completions)
     engine.load_weights(case.weights(), VERSION + 1)
-    for what, found in (("with `sampling.exploring` False", evaluated), ("with weights of another version",
-                        gap(engine.generate(asked, sampling).completions))):  # fmt: skip
+    later = gap(engine.generate(asked, sampling).completions)
+    for what, distance in (("with `sampling.exploring` False", evaluated), ("with weights of another version", later)):
         expect(
-            found <= case.tolerance,
-            f"{what} this router chooses as the model does, and log-probs differ by up to {found:.3g} nats from plain "
-            "transformers'",
+            distance <= case.tolerance,
+            f"{what} this router chooses as the model does, and log-probs differ by up to {distance:.3g} nats from "
+            "plain transformers'",
             mend=_MEND_TOLD,
         )
 
