@@ -27,6 +27,7 @@ from rollstock import (
     MicroBatch,
     ModelSpec,
     Router,
+    RunConfig,
     Totals,
     UserError,
     derive_seed,
@@ -69,6 +70,12 @@ class PackedBackend(Backend[T]):
 
     _router: Router[Any] | None = None
     _routing: StreamRouting | None = None
+
+    def validate(self, config: RunConfig, role: str) -> Sequence[str]:
+        """See `Backend.validate`."""
+        if role != "actor" or config.weight_sync.content != "adapters" or self.config.lora.rank:
+            return []
+        return ["weight_sync.content: adapters are to be sent, and backend.lora.rank 0 has none; set one of the two"]
 
     def use_router(self, router: Router[Any]) -> None:
         """See `Backend.use_router`."""
