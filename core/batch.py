@@ -8,12 +8,16 @@ that padding can neither cost memory nor be mistaken for data. What a column mea
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+_LONG = 64
+"""Tokens of a response, on average, from which on responses are copied one by one."""
 
 
 @dataclass(kw_only=True)
@@ -81,6 +85,11 @@ class Batch:
         self.metadata = list(metadata)
         self._tokens = dict(token_columns)
         self._sequences = dict(sequence_columns)
+
+    def _has_long_rows(self, column: Tensor) -> bool:
+        """Whether rows are copied one by one: for long ones a processor is several times as fast with that as by the
+        places of their tokens. On other devices each copy is a kernel of its own."""
+        return column.device.type == "cpu" and len(self) > 0 and self.num_tokens >= _LONG * len(self)
 
     @functools.cached_property
     def _rows(self) -> Tensor:
@@ -187,7 +196,7 @@ class Batch:
         if value.dim() == 0 or len(value) != len(self):
             raise ValueError(f"column {name!r} must have {len(self)} rows, not shape {tuple(value.shape)}")
         if value.dim() >= 2 and value.shape[1] == self.max_length:
-            self.set_flat(name, value[self._rows, self._columns])
+            self.set_flat(name, self.unpad(value))
         else:
             self.set_sequence(name, value)
 
@@ -220,11 +229,15 @@ class Batch:
 
     def pad(self, flat: Tensor) -> Tensor:
         """[N, ...] to the right-padded view [B, T, ...]; padding is 0 (False). Differentiable."""
+        if self._has_long_rows(flat):
+            return pad_sequence(list(flat.split(self.lengths.tolist())), batch_first=True)
         padded = flat.new_zeros((len(self), self.max_length, *flat.shape[1:]))
         return padded.index_put((self._rows, self._columns), flat)
 
     def unpad(self, padded: Tensor) -> Tensor:
         """[B, T, ...] to the flat form [N, ...]."""
+        if self._has_long_rows(padded):
+            return torch.cat([row[:length] for row, length in zip(padded, self.lengths.tolist(), strict=True)])
         return padded[self._rows, self._columns]
 
     def rows(self) -> Tensor:
@@ -236,15 +249,11 @@ class Batch:
         order = indices.tolist() if isinstance(indices, Tensor) else [int(i) for i in indices]
         device = self.lengths.device
         where = torch.tensor(order, dtype=torch.int64)
-        lengths = self.lengths.cpu()
-        picked = lengths[where]
-        # Each token's place: that of its trajectory's first one before, moved by how far it is from the first one now.
-        moved = (torch.cumsum(lengths, 0) - lengths)[where] - (torch.cumsum(picked, 0) - picked)
-        index = torch.repeat_interleave(moved, picked) + torch.arange(int(picked.sum()))
+        take = self._taker(where)
         return Batch(
             prompts=[self.prompts[i] for i in order],
             lengths=self.lengths[where.to(device)],
-            token_columns={name: value[index.to(value.device)] for name, value in self._tokens.items()},
+            token_columns={name: take(value) for name, value in self._tokens.items()},
             sequence_columns={name: value[where.to(value.device)] for name, value in self._sequences.items()},
             task_ids=[self.task_ids[i] for i in order],
             finish_reasons=[self.finish_reasons[i] for i in order],
@@ -252,6 +261,24 @@ class Batch:
             whole_groups=self.whole_groups,
             prompt_columns={name: [parts[i] for i in order] for name, parts in self._prompt_columns.items()},
         )
+
+    def _taker(self, where: Tensor) -> Callable[[Tensor], Tensor]:
+        """What takes the tokens of the trajectories `where` out of a flat column: by rows or by places, whichever is
+        faster (see `_has_long_rows`)."""
+        lengths = self.lengths.cpu()
+        picked = lengths[where]
+        if len(where) and self.lengths.device.type == "cpu" and int(picked.sum()) >= _LONG * len(where):
+            sizes, order = lengths.tolist(), where.tolist()
+
+            def stretches(value: Tensor) -> Tensor:
+                parts = value.split(sizes)
+                return torch.cat([parts[i] for i in order])
+
+            return stretches
+        # Each token's place: that of its trajectory's first one before, moved by how far it is from the first one now.
+        moved = (torch.cumsum(lengths, 0) - lengths)[where] - (torch.cumsum(picked, 0) - picked)
+        index = torch.repeat_interleave(moved, picked) + torch.arange(int(picked.sum()))
+        return lambda value: value[index.to(value.device)]
 
     def without(self, name: str) -> Batch:
         """The same batch, its other columns not copied, without one column, if it has it."""

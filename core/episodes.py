@@ -8,6 +8,7 @@ worth is left to the score stage, how far generation runs ahead of training to `
 from __future__ import annotations
 
 import copy
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -102,17 +103,21 @@ class Episode:
     def trajectory(self) -> Trajectory:
         """The episode as columns want it."""
         return Trajectory(
-            prompt=torch.tensor(self.prompt, dtype=torch.int64),
-            response=torch.tensor(self.tokens, dtype=torch.int64),
-            action_mask=torch.tensor(self.mask, dtype=torch.bool),
-            rollout_logprobs=torch.tensor(self.logprobs, dtype=torch.float32),
-            versions=torch.tensor(self.versions, dtype=torch.int64),
+            prompt=_column("q", self.prompt, torch.int64),
+            response=_column("q", self.tokens, torch.int64),
+            action_mask=_column("B", self.mask, torch.bool),
+            rollout_logprobs=_column("f", self.logprobs, torch.float32),
+            versions=_column("q", self.versions, torch.int64),
             group=self.group,
             task_id=self.task.id,
             finish_reason=self.finish_reason,
             routed_experts=None if self.routed is None else filled(self.routed, self.num_tokens),
-            metadata={"sample": self.sample()},
+            metadata={"sample": self.sample(), **self._text()},
         )
+
+    def _text(self) -> dict[str, str]:
+        """The text of the response under `text`, where one turn is all of it: nobody need decode it again."""
+        return {"text": self.turns[0]["content"]} if len(self.turns) == 1 else {}
 
     def sample(self) -> Sample:
         """The episode as rewards see it."""
@@ -125,6 +130,11 @@ class Episode:
             finish_reason=self.finish_reason,
             state=self.state,
         )
+
+
+def _column(code: str, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+    """[T]: a list as a tensor, by way of an array of that type code, which is several times as fast as by torch."""
+    return torch.frombuffer(array(code, values), dtype=dtype) if values else torch.empty(0, dtype=dtype)
 
 
 @dataclass(kw_only=True)

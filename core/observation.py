@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from rollstock.batch import Batch
 from rollstock.metrics import Metric, Metrics
@@ -50,27 +53,41 @@ def batch_metrics(batch: Batch) -> Metrics:
 def rollout_rows(batch: Batch, step: int, tokenizer: Any, limit: int) -> list[Mapping[str, Any]]:
     """One row a trajectory, for the run's files; `limit` 0 means all of them."""
     count = len(batch) if limit == 0 else min(limit, len(batch))
-    mask = batch.mask
-    totals = batch["advantages"].sum(dim=1) / mask.sum(dim=1).clamp(min=1) if "advantages" in batch else None
+    num_tokens = _sums(batch, batch.flat("action_mask"))
+    advantages: Sequence[float | None] = [None] * len(batch)
+    if "advantages" in batch:
+        advantages = (_sums(batch, batch.flat("advantages")) / num_tokens.clamp(min=1)).tolist()
+    responses = batch.flat("response").split(batch.lengths.tolist())
+    groups, scores, scored = (column.tolist() for column in (batch.groups, batch.scores, batch.scored))
+    prompts: dict[bytes, str] = {}
     rows: list[Mapping[str, Any]] = []
-    for i in range(count):
-        sample = batch.metadata[i].get("sample")
+    for i, counted in enumerate(num_tokens.tolist()[:count]):
+        sample, prompt = batch.metadata[i].get("sample"), batch.prompts[i].numpy().tobytes()
+        if prompt not in prompts:
+            prompts[prompt] = decode(tokenizer, batch.prompts[i].tolist())
+        text = batch.metadata[i].get("text")
         rows.append(
             {
                 "step": step,
-                "group": int(batch.groups[i]),
+                "group": groups[i],
                 "task_id": batch.task_ids[i],
-                "prompt": decode(tokenizer, batch.prompts[i].tolist()),
-                "response": decode(tokenizer, batch.response(i).tolist()),
+                "prompt": prompts[prompt],
+                "response": decode(tokenizer, responses[i].tolist()) if text is None else text,
                 "answer": None if sample is None else sample.task.answer,
-                "reward": float(batch.scores[i]) if bool(batch.scored[i]) else None,
+                "reward": scores[i] if scored[i] else None,
                 "rewards": batch.metadata[i].get("rewards", {}),
                 "finish_reason": batch.finish_reasons[i],
-                "num_tokens": int(mask[i].sum()),
-                "advantage": None if totals is None else float(totals[i]),
+                "num_tokens": counted,
+                "advantage": advantages[i],
             }
         )
     return rows
+
+
+def _sums(batch: Batch, column: Tensor) -> Tensor:
+    """[B]: what a flat column of tokens comes to in each trajectory."""
+    kind = column.dtype if column.is_floating_point() else torch.int64
+    return torch.zeros(len(batch), dtype=kind).index_add_(0, batch.rows(), column.to(kind))
 
 
 def _uniform_groups(batch: Batch) -> Metric:

@@ -204,12 +204,13 @@ def mini_batches(batch: Batch, seed: int, step: int, *, epochs: int, count: int)
 
 
 def _check_advantages(batch: Batch, algorithm: str) -> None:
-    advantages = batch.advantages
-    if not bool(torch.isfinite(advantages).all()):
-        row = int(torch.nonzero(~torch.isfinite(advantages))[0, 0])
+    advantages = batch.flat("advantages")
+    finite = torch.isfinite(advantages)
+    if not bool(finite.all()):
+        row = int(batch.rows()[torch.nonzero(~finite)[0, 0]])
         raise RunError(
             f"algorithm {algorithm!r} gave advantages that are not finite, first for task {batch.task_ids[row]!r} "
             f"(score {float(batch.scores[row])})"
         )
-    if bool((advantages[~batch.mask] != 0).any()):
+    if bool((advantages[~batch.flat("action_mask")] != 0).any()):
         raise RunError(f"algorithm {algorithm!r} gave advantages to masked tokens; multiply by `batch.mask`")

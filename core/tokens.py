@@ -152,7 +152,11 @@ def encode_sample(tokenizer: Any, sample: Sample) -> list[int]:
 
 def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
     """Text of token ids, without special tokens."""
-    text: str = tokenizer.decode(list(tokens), skip_special_tokens=True)
+    import numpy  # whoever only lists plugins need not wait for it
+
+    # transformers looks at every id of a list, in Python, to see whether it is a number; at an array's once.
+    ids = numpy.asarray(tokens, dtype=numpy.int64) if getattr(tokenizer, "is_fast", False) else list(tokens)
+    text: str = tokenizer.decode(ids, skip_special_tokens=True)
     return text
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollstock import Batch, Trajectory
+from rollstock.testing import make_trajectory
 
 
 def trajectory(prompt, response, *, mask=None, group=0, reward=1.0):
@@ -174,3 +175,29 @@ def test_a_trajectory_without_experts_takes_the_column_from_all():
     trajectories = [trajectory([1, 2], [5]), trajectory([1], [5])]
     trajectories[0].routed_experts = torch.zeros(3, 1, 1, dtype=torch.uint8)
     assert "routed_experts" not in Batch.from_trajectories(trajectories)
+
+
+@pytest.mark.parametrize("shortest", [0, 60, 200])  # tokens: by their places, some of each, row by row
+def test_long_rows_are_cut_and_padded_as_short_ones_are(shortest: int) -> None:
+    lengths = [shortest + extra for extra in (3, 0, 90, 7, 41)]
+    whole = Batch.from_trajectories([make_trajectory(n, group=i, seed=i) for i, n in enumerate(lengths)])
+    starts = [sum(lengths[:i]) for i in range(5)]
+    flat = whole.flat("rollout_logprobs").requires_grad_()
+    padded = whole.pad(flat)
+    assert padded.shape == (5, max(lengths))
+    for i, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        assert torch.equal(padded[i, :length], flat[start : start + length])
+        assert not padded[i, length:].any()
+    assert torch.equal(whole.unpad(padded), flat)
+    (padded * padded).sum().backward()
+    assert torch.equal(flat.grad, 2 * flat.detach())
+    assert whole.mask.dtype == torch.bool
+    order = [4, 0, 2, 2]
+    part = whole.select(order)
+    for name in ("response", "action_mask", "versions"):
+        expected = torch.cat([whole.flat(name)[starts[i] : starts[i] + lengths[i]] for i in order])
+        assert torch.equal(part.flat(name), expected)
+    part["twice"] = part.pad(part.flat("response")) * 2
+    assert torch.equal(part.flat("twice"), part.flat("response") * 2)
+    assert len(whole.select([1])) == 1
+    assert len(whole.select([])) == 0

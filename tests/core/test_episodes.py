@@ -184,3 +184,20 @@ def test_tokens_keep_the_experts_that_they_were_sampled_with():
     # prompt a b, then x END, the other side's ?, and y END, of which the last was never read
     assert made.routed_experts.flatten().tolist() == [100, 101, 102, 203, 204, 205, 32767]
     assert len(made.routed_experts) == len(made.prompt) + len(made.response)
+
+
+def test_an_episode_becomes_columns_of_the_types_that_batches_have_and_keeps_its_text() -> None:
+    silent = Talk()
+    silent.rounds = 0
+    (episode,), _ = play(Script(([A, B, END], "stop")), environment=silent)
+    made = episode.trajectory()
+    assert {name: getattr(made, name).dtype for name in Batch.TOKEN_COLUMNS} == Batch.TOKEN_COLUMNS
+    assert made.response.tolist() == [A, B, END]
+    assert made.action_mask.tolist() == [True] * 3
+    assert made.rollout_logprobs.tolist() == [-1.0] * 3
+    assert made.versions.tolist() == [4] * 3
+    assert made.metadata["text"] == TOKENIZER.decode([A, B, END], skip_special_tokens=True)
+    (longer,), _ = play(Script(([A, END], "stop"), ([B, END], "stop")), environment=Talk())
+    assert "text" not in longer.trajectory().metadata
+    empty = type(episode)(episode.task, 0, 0, [A]).trajectory()
+    assert {name: getattr(empty, name).dtype for name in Batch.TOKEN_COLUMNS} == Batch.TOKEN_COLUMNS

@@ -117,3 +117,21 @@ def test_rows_may_be_limited(limit, count):
 
 def test_an_empty_batch_has_no_rows():
     assert rollout_rows(batch(), 1, TOKENIZER, 0) == []
+
+
+def test_a_response_whose_text_is_known_is_not_decoded_again_nor_a_prompt_twice():
+    rows = [trajectory([B, C]), trajectory([B]), trajectory([C], group=1, prompt=(B, B))]
+    rows[0].metadata["text"] = "as it was decoded"
+    decoded = []
+
+    class Counting:
+        is_fast = True
+
+        def decode(self, ids, **options):
+            decoded.append([int(i) for i in ids])
+            return TOKENIZER.decode(ids, **options)
+
+    found = rollout_rows(batch(*rows), 1, Counting(), 0)
+    assert [row["response"] for row in found] == ["as it was decoded", "b", "c"]
+    assert [row["prompt"] for row in found] == ["a", "a", "bb"]
+    assert decoded == [[A], [B], [B, B], [C]]
