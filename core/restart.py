@@ -70,8 +70,8 @@ def restore(run: Run, checkpoint: Checkpoint) -> None:
     for name, value in state["progress"].items():
         setattr(run.progress, name, value)
     if not goes_on:
-        tensors = checkpoint.tensors.get("pipeline/episodes", {})
-        run.pipeline.load_state(run, Kept(state.get("pipeline", {}), tensors))
+        episodes = checkpoint.tensors.get("pipeline/episodes", {})
+        run.pipeline.load_state(run, Kept(state.get("pipeline", {}), episodes))
     run.algorithm.load_state(state["algorithm"])
     for name, extension in _named(run):
         extension.load_state(state["extensions"].get(name, {}))
