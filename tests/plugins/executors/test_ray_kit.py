@@ -116,5 +116,8 @@ def test_a_cluster_that_is_too_small_or_full_says_so(executor: Any) -> None:
     executor.config.start_timeout_s = 1.0
     with pytest.raises(RunError, match="no room in the Ray cluster for 1 workers of probe with 5 CPU each"):
         executor.start(WorkerSpec(role="probe", factory=dict, cpus=5))
+    executor.start(spec("one", count=2))
+    with pytest.raises(RunError, match="ask for 8 CPU beside the 0.2 of the run's other roles, and the whole .* has 8"):
+        executor.start(WorkerSpec(role="probe", factory=dict, count=2, cpus=4))
     with pytest.raises(ConfigError, match="'nobody' has 0 processes, too few for 1 workers"):
         executor.start(WorkerSpec(role="probe", factory=dict, colocate_with="nobody"))
