@@ -198,7 +198,12 @@ class Bench:
         large = [self.cluster.add_node(num_cpus=16) for _ in range(2)]
 
         def strike(group: RayGroup) -> None:
-            lost = next(node for node in large if node.node_id == group.processes[0].node)
+            host = group.processes[0].node
+            for other in group._revival.groups.values():
+                for process in other.processes:
+                    if process.node == host:
+                        os.kill(process.pid, signal.SIGKILL)
+            lost = next(node for node in large if node.node_id == host)
             self.cluster.remove_node(lost, allow_graceful=False)
 
         roles = {role: {"cpus": 5.0} for role in ("actor", "rollout", "reward")}

@@ -134,7 +134,18 @@ def train_on(run: Run, play: Callable[[Run], None]) -> None:
         try:
             return play(run)
         except WorkerLostError as error:
-            run.recovery.recover(run, error)
+            _recover(run, error)
+
+
+def _recover(run: Run, error: WorkerLostError) -> None:
+    """Put a run back, again if another worker is lost meanwhile: a machine that is gone is not noticed at once."""
+    while True:
+        try:
+            return run.recovery.recover(run, error)
+        except WorkerLostError as another:
+            if another is error:
+                raise
+            error = another
 
 
 def _num_bytes(tensors: Tensors) -> int:

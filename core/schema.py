@@ -163,7 +163,7 @@ class RecoverySection:
     )
     max_backoff_s: float = option(60.0, "longest time before a call is made again", minimum=0, maximum=1e5)
     max_restarts: int = option(
-        3,
+        5,
         "times in a row, without a step finished in between, that lost trainers are started again; 0: the run ends",
         minimum=0,
         maximum=1_000,

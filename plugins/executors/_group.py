@@ -115,6 +115,10 @@ class RayGroup(WorkerGroup):
             return sent
         try:
             return sent.result()
+        except WorkerLostError:
+            if method == "close":
+                return None  # it has ended already
+            raise
         finally:
             if not sent.done():
                 self._left = sent
@@ -134,7 +138,8 @@ class RayGroup(WorkerGroup):
         parts = [Part(rank, self.processes[rank]) for rank in ranks[: shares.num_ranks]]
         num_items = len(args[0]) if splits and args else 0
         limit = self.spec.call_timeout_s
-        sent = Sent(method, shares, payload, parts, earlier, num_items, limit, is_last_try=self._revival.is_mine())
+        is_last_try = method == "close" or self._revival.is_mine()
+        sent = Sent(method, shares, payload, parts, earlier, num_items, limit, is_last_try)
         for i in range(len(parts)):
             self.dispatch(sent, i)
         self._meter.begin(sent)
