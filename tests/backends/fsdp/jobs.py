@@ -12,6 +12,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from rollstock import HEAD_OUTPUTS, Batch, Loss, Metrics
 from rollstock.backends.fsdp import processes
+from rollstock.backends.fsdp.sharding import make_mesh
 from rollstock.build import choose, worker_spec
 from rollstock.dispatch import gather, registration, split_call
 from rollstock.hardware.cpu import CPU
@@ -53,7 +54,7 @@ class Group:
 @contextlib.contextmanager
 def together(rank: int, world_size: int) -> Iterator[None]:
     """Processes that stay together for several workers, one after the other."""
-    processes.join(CPU(), rank=rank, world_size=world_size, timeout_s=60)
+    processes.join(CPU(), rank=rank, world_size=world_size, timeout_s=600)
     try:
         yield
     finally:
@@ -185,6 +186,21 @@ def refuse(rank: int, world_size: int, folder: Path) -> list[str]:
             except Exception as error:
                 said.append(f"{type(error).__name__}: {error}")
     return said
+
+
+def listen(rank: int, world_size: int, folder: Path) -> set[str]:
+    """The addresses on which this process listens, in hexadecimal, as the kernel of Linux writes them."""
+    with together(rank, world_size):
+        make_mesh(torch.device("cpu"), world_size, world_size)
+        dist.barrier()
+        own = set()
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):
+                own.add(descriptor.readlink().name)
+        rows = [line.split() for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()]
+        found = {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own}
+        dist.barrier()
+        return found
 
 
 def warm(folder: Path) -> None:

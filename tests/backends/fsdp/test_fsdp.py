@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +67,7 @@ def two(do_jobs: Any) -> dict[str, Any]:
             {"name": "loaded", "call": "load", "with": resumed, "count": 2},
             {"name": "accumulated", "call": "accumulate", "count": 2},
             {"name": "refused", "call": "refuse", "count": 2},
+            {"name": "listening", "call": "listen", "count": 2},
         ],
     )
 
@@ -105,6 +107,11 @@ def test_a_failed_update_leaves_no_trace(two: dict[str, Any]) -> None:
     plain = two["fsdp"]["grpo"]["curve"][1:]
     for ours, expected in zip(two["accumulated"]["after"], plain, strict=True):
         assert ours == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="the kernel does not say who listens")
+def test_processes_that_meet_on_loopback_listen_nowhere_else(two: dict[str, Any]) -> None:
+    assert two["listening"] == {"0100007F"}
 
 
 def test_what_cannot_be_is_refused(two: dict[str, Any]) -> None:
