@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _TICK = 1.0  # seconds between two looks at what else may have happened
+_PEERS_S = 30.0  # in which the loss of a machine has shown
 
 
 class _RemoteTraceback(Exception):  # noqa: N818  # it is a cause, and never raised by itself
@@ -140,12 +141,27 @@ class Waiting:
             self._group.count_work(reply.seconds)
             return
         reply.error.__cause__ = _RemoteTraceback(reply.trace)
+        if self._group.spec.together:
+            self._look_for_lost_peers(i)
         if not isinstance(reply.error, ConnectionError) or not self._may_retry(i):
             raise reply.error
         lost = f"{self._group.role} worker {rank} had no connection during {self._sent.method!r}: {reply.error}"
         if self._sent.parts[i].num_retries:  # it was no passing weakness of the network's
             self._group.tell_lost(self._sent.parts[i], WorkerLostError(lost, self._group.role, rank))
         self._again(i, lost, reply.error)
+
+    def _look_for_lost_peers(self, i: int) -> None:
+        """Whoever works together with a worker that died fails as well, in words of its own, and sooner than Ray knows
+        of the death. Raises WorkerLostError if that is why this one failed."""
+        refs = {self._sent.parts[j].ref: j for j in self._open if j != i}
+        waiting, until = list(refs), time.monotonic() + _PEERS_S
+        while waiting and time.monotonic() < until and not self._group.ended.is_set():
+            ready, waiting = self._ray.wait(waiting, timeout=_TICK)
+            for ref in ready:
+                try:
+                    self._ray.get(ref)
+                except self._ray.exceptions.RayError as error:
+                    self._failed(refs[ref], error)
 
     def _failed(self, i: int, error: Exception) -> None:
         """Ray has no reply for us."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rollstock import RunError
+from rollstock.config import load_config
 from rollstock.launch import resume, train
 from rollstock.plugins.executors._group import RayGroup
 
@@ -127,3 +128,37 @@ def test_ctrl_c_ends_everything_and_until_then_ray_listens_to_this_machine_alone
     while any(Path(f"/proc/{pid}/exe").exists() for pid in everyone) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [command for pid, command in everyone.items() if Path(f"/proc/{pid}/exe").exists()]
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="the kernel's tables are Linux's")
+def test_a_killed_controller_leaves_no_process_behind_and_the_resumed_run_equals_an_undisturbed_one(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "demo.yaml").write_text(CONFIG.replace("dashboard: false", "dashboard: true"))
+    options = ["train.steps=6", "checkpoint.every_steps=1", f"run.directory={tmp_path / 'run'}"]
+    train(
+        load_config(tmp_path / "demo.yaml", [*options[:2], f"run.directory={tmp_path / 'straight'}", "executor=local"])
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "rollstock"]
+    with subprocess.Popen(
+        [*command, "train", "demo.yaml", *options],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as run:
+        try:
+            assert run.stdout is not None
+            assert any("step 3/" in line for line in iter(run.stdout.readline, ""))
+            everyone = descendants(run.pid)
+            assert listening({run.pid, *everyone}) <= {"0100007F", "0000000000000000FFFF00000100007F"}
+        finally:
+            run.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}/exe").exists() for pid in everyone) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [command for pid, command in everyone.items() if Path(f"/proc/{pid}/exe").exists()]
+    subprocess.run([*command, "resume", str(tmp_path / "run")], env=environment, check=True, stdout=subprocess.DEVNULL)
+    assert_same(tmp_path / "run", tmp_path / "straight")
