@@ -8,8 +8,10 @@
 `controller` takes steps of real runs in which nothing but the models is missing: the rollout engine answers at once
 with random tokens, the backend with tensors of the right shapes. Everything else is rollstock's own: tasks, episodes,
 batches, dispatch to eight workers a role, reward processes, micro-batches, advantages, metrics, files. The time inside
-of the two is taken off; rewards are listed on their own. Each line is followed by the exponent of the last three sizes:
-1.00 is linear.
+of the two is taken off; what scoring takes of this process is listed on its own. The last line of a table has the
+exponents of the last three sizes: 1.00 is linear.
+
+All times are of this process's one thread, as the system counts them, so that neighbours disturb them little.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from curves import Curve, picture
@@ -46,16 +49,15 @@ from rollstock import (
 )
 from rollstock.launch import train
 from rollstock.plugins.executors.local import Local
-from rollstock.testing import installed, read_metrics, tiny_config
+from rollstock.testing import installed, tiny_config
 
 WORKERS = 8
 GROUP = 8
 LETTERS = "".join(chr(0x4E00 + i) for i in range(20_000))
 ENGINE = {"seconds": 0.0}
-"""Time that was spent inside of what stands for models, in this step."""
+"""Time that was spent inside of what stands for models."""
 
-STAGES = {"gen": "generate", "reward": "score", "select": "select", "prepare": "prepare", "adv": "advantages",
-          "update": "update", "sync": "sync"}  # fmt: skip
+STAGES = ("generate", "score", "select", "prepare", "advantages", "update", "sync")
 
 ENVIRONMENT = '''"""Tasks without an end, whose answers nobody knows."""
 
@@ -81,11 +83,11 @@ def rollstock_environment():
 
 @contextmanager
 def _inside() -> Iterator[None]:
-    began = time.perf_counter()
+    began = time.process_time()
     try:
         yield
     finally:
-        ENGINE["seconds"] += time.perf_counter() - began
+        ENGINE["seconds"] += time.process_time() - began
 
 
 class InstantRollout(Rollout[NoOptions]):
@@ -150,36 +152,55 @@ class Several(Local):
 
 
 class Clock(Extension[NoOptions]):
-    """Notes how long each step took to be finished, and what of it was spent inside of engines."""
+    """Notes how much of a core each stage took, without what was spent inside of engines."""
 
     rows: list[dict[str, float]] = []  # noqa: RUF012  # of the process, since a run makes its own instance
 
+    def _timed(self, name: str) -> Iterator[None]:
+        began, inside = time.process_time(), ENGINE["seconds"]
+        if name == "generate":
+            self.row = {"between": 0.0}
+        else:
+            self.row["between"] += began - self.ended
+        result = yield
+        self.ended = time.process_time()
+        self.row[name] = self.ended - began - (ENGINE["seconds"] - inside)
+        return result
+
     @hookimpl(wrapper=True, tryfirst=True)
     def rollstock_generate(self, run: Any, tasks: Any) -> Any:
-        ENGINE["seconds"] = 0.0
-        batch = yield
-        self.generating = ENGINE["seconds"]
-        return batch
+        return (yield from self._timed("generate"))
+
+    @hookimpl(wrapper=True, tryfirst=True)
+    def rollstock_score(self, run: Any, batch: Any) -> Any:
+        return (yield from self._timed("score"))
+
+    @hookimpl(wrapper=True, tryfirst=True)
+    def rollstock_select(self, run: Any, batch: Any) -> Any:
+        return (yield from self._timed("select"))
 
     @hookimpl(wrapper=True, tryfirst=True)
     def rollstock_prepare(self, run: Any, batch: Any) -> Any:
-        before = ENGINE["seconds"]
-        done = yield
-        self.preparing = ENGINE["seconds"] - before
-        return done
+        return (yield from self._timed("prepare"))
 
-    @hookimpl(tryfirst=True)
-    def rollstock_metrics(self, run: Any, step: int, metrics: Any) -> None:
-        self.began = time.perf_counter()
+    @hookimpl(wrapper=True, tryfirst=True)
+    def rollstock_advantages(self, run: Any, batch: Any) -> Any:
+        return (yield from self._timed("advantages"))
+
+    @hookimpl(wrapper=True, tryfirst=True)
+    def rollstock_update(self, run: Any, batch: Any) -> Any:
+        return (yield from self._timed("update"))
+
+    @hookimpl(wrapper=True, tryfirst=True)
+    def rollstock_sync(self, run: Any) -> Any:
+        if not run.step:  # before the first step there is nothing to measure
+            return (yield)
+        return (yield from self._timed("sync"))
 
     @hookimpl(trylast=True)
     def rollstock_step_end(self, run: Any, step: int, metrics: Any) -> None:
-        row = {name: metrics[f"timing_s/{key}"] for key, name in STAGES.items()}
-        row["generate"] -= self.generating
-        row["prepare"] -= self.preparing
-        row["finish"] = time.perf_counter() - self.began
-        row["between"] = metrics["timing_s/step"] - sum(metrics[f"timing_s/{key}"] for key in STAGES)
-        Clock.rows.append(row)
+        self.row["finish"] = time.process_time() - self.ended
+        Clock.rows.append({name: self.row[name] for name in (*STAGES, "finish", "between")})
 
 
 def sections(name: str, **others: Any) -> dict[str, Any]:
@@ -233,7 +254,7 @@ def controller(num: int, tokens: int, steps: int = 2) -> dict[str, float]:
 
 
 def own(row: dict[str, float]) -> float:
-    """The controller's part: all but the reward processes'."""
+    """The controller's part: all but the way to the reward processes and back."""
     return sum(seconds for name, seconds in row.items() if name != "score")
 
 
@@ -250,10 +271,10 @@ def peak_gib() -> float:
 
 def measure_controller(largest: int, tokens: int) -> list[Curve]:
     """Print the table of the controller, and return its curves."""
-    sizes = [size for size in (64, 128, 256, 512, 1024, 2048, 4096) if size <= largest]
+    sizes = [size for size in (128, 256, 512, 1024, 2048, 4096) if size <= largest]
     rows = []
     for size in sizes:
-        row = controller(size, tokens, steps=3 if size <= 512 else 2)
+        row = controller(size, tokens, steps=2 if size <= 1024 else 1)
         rows.append(row)
         if size == sizes[0]:
             print(
@@ -271,19 +292,20 @@ def measure_controller(largest: int, tokens: int) -> list[Curve]:
 
 
 def tiny_step(prompts: int, tokens: int, group: int) -> float:
-    """Seconds of a step of the tiny model, responses of exactly so many tokens; the median of three after one."""
-    with tempfile.TemporaryDirectory() as folder:
+    """Seconds of a step of the tiny model, responses of exactly so many tokens; the median of two after one."""
+    Clock.rows = []
+    with installed("extension", "clock", Clock), tempfile.TemporaryDirectory() as folder:
         made = {
             "algorithm": {"name": "grpo", "group_size": group},
+            "extensions": [{"name": "clock"}],
             "sampling": {"max_new_tokens": tokens, "min_new_tokens": tokens},
-            "train": {"steps": 4, "prompts_per_step": prompts},
+            "train": {"steps": 3, "prompts_per_step": prompts},
             "evaluation": {"at_start": False, "at_end": False},
             "checkpoint": {"every_minutes": 0},
             "trackers": ["jsonl"],
         }
-        outcome = train(tiny_config(Path(folder) / "run", made, ["model.config.max_position_embeddings=1024"]))
-        rows = [row["metrics"]["timing_s/step"] for row in read_metrics(outcome.directory) if "metrics" in row]
-    return statistics.median(rows[1:])
+        train(tiny_config(Path(folder) / "run", made, ["model.config.max_position_embeddings=1024"]))
+    return statistics.median(sum(row.values()) for row in Clock.rows[1:])
 
 
 def measure_steps() -> list[Curve]:
@@ -352,14 +374,13 @@ def with_plugins(num_loaded: int, num_installed: int) -> tuple[float, float]:
         made = sections("instant", sampling={"max_new_tokens": 16})
         made["extensions"] = [{"name": "clock"}, *[{"name": "bystander"}] * num_loaded]
         made["train"] = {"steps": 12, "prompts_per_step": 8}
-        began = time.perf_counter()
+        began = time.process_time()
         try:
-            outcome = train(tiny_config(folder / "run", made))
+            train(tiny_config(folder / "run", made))
         finally:
             sys.path.remove(str(folder))
-        whole = time.perf_counter() - began
-        steps = [row["metrics"]["timing_s/step"] for row in read_metrics(outcome.directory) if "metrics" in row]
-    return statistics.median(own(row) for row in Clock.rows[1:]), whole - sum(steps)
+        whole = time.process_time() - began
+    return statistics.median(own(row) for row in Clock.rows[1:]), whole - sum(sum(row.values()) for row in Clock.rows)
 
 
 def measure_plugins() -> list[Curve]:
@@ -387,7 +408,6 @@ def main() -> None:
     parser.add_argument("--pictures", type=Path, help="a folder for SVG pictures")
     parser.add_argument("--json", type=Path, help="a file for the numbers")
     options = parser.parse_args()
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     found: dict[str, list[Curve]] = {}
     if options.what in ("controller", "all"):
         found["controller"] = measure_controller(options.largest, options.tokens)
@@ -396,9 +416,9 @@ def main() -> None:
     if options.what in ("plugins", "all"):
         found["plugins"] = measure_plugins()
     titles = {
-        "controller": (f"Controller: seconds of a step of n trajectories of {options.tokens:,} tokens", "trajectories"),
-        "step": ("Tiny model: seconds of a step", "size"),
-        "plugins": ("Without models: milliseconds of a step with n extensions around its stages", "extensions"),
+        "controller": (f"Controller: seconds of a step, by trajectories of {options.tokens:,} tokens", "trajectories"),
+        "step": ("A whole step of the tiny model: seconds, by each of its sizes", "size"),
+        "plugins": ("Without models: milliseconds of a step, by extensions around its stages", "extensions"),
     }
     if options.pictures:
         for name, curves in found.items():

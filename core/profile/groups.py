@@ -1,10 +1,10 @@
-"""Workers as a profiled run sees them: every call is timed, and passed on as it is."""
+"""Calls of workers, timed while a run is profiled: `call` and `submit` of each group are replaced, and put back."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rollstock.interfaces.executor import WorkerGroup
@@ -13,33 +13,42 @@ Note = Callable[[str, int, int], None]
 """Takes the name of a call, and when it began and ended, in nanoseconds."""
 
 
-class TimedGroup(WorkerGroup):
-    """The workers of a role. What else the group can do is reached through it."""
+@contextmanager
+def timed(groups: Iterable[WorkerGroup], note: Note) -> Iterator[None]:
+    """Have every call of the groups noted, whoever makes it: on the groups themselves, since others than the run may
+    hold them."""
+    watched = list(groups)
+    for group in watched:
+        vars(group).update(call=_noted_call(group, note), submit=_noted_submit(group, note))
+    try:
+        yield
+    finally:
+        for group in watched:
+            for method in ("call", "submit"):
+                vars(group).pop(method, None)
 
-    def __init__(self, role: str, group: WorkerGroup, note: Note) -> None:
-        self.role = role
-        self.group = group
-        self._note = note
 
-    @property
-    def size(self) -> int:
-        """See `WorkerGroup.size`."""
-        return self.group.size
+def _noted_call(group: WorkerGroup, note: Note) -> Callable[..., Any]:
+    call = group.call
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.group, name)
-
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """See `WorkerGroup.call`."""
+    def noted(method: str, *args: Any, **kwargs: Any) -> Any:
         began = time.time_ns()
         try:
-            return self.group.call(method, *args, **kwargs)
+            return call(method, *args, **kwargs)
         finally:
-            self._note(f"{self.role}.{method}", began, time.time_ns())
+            note(f"{group.role}.{method}", began, time.time_ns())
 
-    def submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        """See `WorkerGroup.submit`; the call lasts until its result is there."""
+    return noted
+
+
+def _noted_submit(group: WorkerGroup, note: Note) -> Callable[..., Any]:
+    """The call lasts until its result is there."""
+    submit = group.submit
+
+    def noted(method: str, *args: Any, **kwargs: Any) -> Any:
         began = time.time_ns()
-        future = self.group.submit(method, *args, **kwargs)
-        future.add_done_callback(lambda _: self._note(f"{self.role}.{method}", began, time.time_ns()))
+        future = submit(method, *args, **kwargs)
+        future.add_done_callback(lambda _: note(f"{group.role}.{method}", began, time.time_ns()))
         return future
+
+    return noted

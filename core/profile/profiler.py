@@ -19,8 +19,8 @@ from rollstock.interfaces.device import Device
 from rollstock.metrics import Metric, Metrics
 from rollstock.profile import capture
 from rollstock.profile.capture import Capture
-from rollstock.profile.groups import TimedGroup
-from rollstock.profile.spans import Spans
+from rollstock.profile.groups import timed
+from rollstock.profile.spans import ELSEWHERE, Spans
 from rollstock.profile.table import Summary, summarise, write
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class StepProfiler:
         self._device: Device[Any] | None = None
         self._recorded: list[str] = []
         self._stage = threading.local()
+        self._timing = contextlib.ExitStack()
         self._first_taken = first
         self._in_this_process = True
         self._finish_began = 0
@@ -109,7 +110,8 @@ class StepProfiler:
     @hookimpl(tryfirst=True)
     def rollstock_evaluation_end(self, run: Run, step: int, metrics: Mapping[str, float]) -> None:
         """An evaluation began with the first call of a worker after a step, and is no part of it."""
-        began = [span.start for span in self._spans.calls if self._finish_began and span.start >= self._finish_began]
+        calls = [span for span in self._spans.calls if span.stage != ELSEWHERE]
+        began = [span.start for span in calls if self._finish_began and span.start >= self._finish_began]
         if self._active and began:
             self._spans.add_stage("finish", self._finish_began, min(began))
             self._finish_began = time.time_ns()
@@ -169,21 +171,17 @@ class StepProfiler:
             self._highest = self._device.memory().peak
         capture.start(() if self._device is None else self._device.profiler_activities())
         self._recorded = [role for role, group in run.roles.items() if _starts(group)]
-        roles = _replaceable(run)
-        for role, group in list(roles.items()):
-            roles[role] = TimedGroup(role, group, self._note)
+        self._stage.name = ""  # threads without one are others than the run's
+        self._timing.enter_context(timed(run.roles.values(), self._note))
         self._active = True
 
     def _note(self, name: str, start: int, end: int) -> None:
-        stage = getattr(self._stage, "name", "")
-        self._spans.add_call(name, start, end, stage)
+        self._spans.add_call(name, start, end, getattr(self._stage, "name", ELSEWHERE))
 
     def _end(self, run: Run, step: int) -> None:
         self._active = False
-        roles = _replaceable(run)
-        for role, group in list(roles.items()):
-            if isinstance(group, TimedGroup):
-                roles[role] = group.group
+        self._timing.close()
+        roles = run.roles
         stages = [(span.name, span.start, span.end) for span in self._spans.stages]
         captures: dict[str, Capture] = {}
         mine = capture.stop(stages, self.max_events)
@@ -213,8 +211,3 @@ def _starts(group: WorkerGroup) -> bool:
         return any(group.call("start_profile"))
     except RunError:  # the role of an extension, or rewards, whose worker has no such method
         return False
-
-
-def _replaceable(run: Run) -> dict[str, WorkerGroup]:
-    assert isinstance(run.roles, dict)
-    return run.roles

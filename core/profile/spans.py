@@ -14,6 +14,9 @@ WORK_STAGES = ("generate", "score", "select", "prepare", "advantages", "update")
 """Stages in which a call of a worker is the model, the sampling or a reward at work. Calls of other stages (weights
 that are handed over, states that are asked for) are the loop's own."""
 
+ELSEWHERE = "(another thread)"
+"""The stage of calls that another thread makes than the run's: batches that are generated ahead."""
+
 OUTSIDE = ("evaluation", "checkpoint")
 """What happens between steps and is no part of one."""
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollstock.profile.spans import OUTSIDE, WORK_STAGES, Span, Spans, covered
+from rollstock.profile.spans import ELSEWHERE, OUTSIDE, WORK_STAGES, Span, Spans, covered
 
 if TYPE_CHECKING:
     from rollstock.profile.capture import Capture
@@ -72,8 +72,7 @@ def summarise(
     whole = [Span("", start, end, "")]
     between = (covered(whole) - covered(spans.stages)) / count
     total = (covered(whole) - covered(outside)) / count
-    # A call that no stage made is one of another thread: batches that are generated ahead.
-    work = [span for span in spans.calls if span.stage in ("", *WORK_STAGES)]
+    work = [span for span in spans.calls if span.stage in (ELSEWHERE, *WORK_STAGES)]
     busy = (covered(work, stages)) / count
     rows = [_stage(name, stages, spans.calls, count, peaks) for name in dict.fromkeys(span.name for span in stages)]
     rows.append({"stage": BETWEEN, "seconds": between, "workers": 0.0, "own": between, "peak_gib": None})
@@ -108,7 +107,8 @@ def _stage(
 ) -> dict[str, Any]:
     mine = [span for span in stages if span.name == name]
     seconds = sum(span.seconds for span in mine) / count
-    workers = covered([call for call in calls if call.stage == name], mine) / count
+    # While a stage waits for what another thread has asked of workers, these are busy, too.
+    workers = covered([call for call in calls if call.stage in (name, ELSEWHERE)], mine) / count
     peak = peaks.get(name)
     return {
         "stage": name,

@@ -15,7 +15,7 @@ from rollstock.cli import main
 from rollstock.launch import resume, train
 from rollstock.profile import ProfileSettings, capture, parse_steps
 from rollstock.profile.capture import OUTSIDE_OF_OPERATORS, Capture, Operator
-from rollstock.profile.spans import Spans, covered
+from rollstock.profile.spans import ELSEWHERE, Spans, covered
 from rollstock.profile.table import BETWEEN, as_text, summarise, tables
 from rollstock.testing import read_metrics
 
@@ -91,7 +91,7 @@ def test_what_is_neither_model_nor_sampling_nor_reward_is_the_loops_own() -> Non
 
 
 def test_several_steps_are_averaged_and_stages_that_overlap_are_named() -> None:
-    calls = (("rollout.generate", 0, 8, ""), ("actor.update", 1, 9, "update"))
+    calls = (("rollout.generate", 0, 8, ELSEWHERE), ("actor.update", 1, 9, "update"))
     spans = spans_of(("generate", 0, 8), ("update", 1, 9), calls=calls)
     found = summarise(spans, {}, steps=(2, 3), peaks={}, unseen=["judge"], in_this_process=False)
     assert (found.step_seconds, found.own_seconds) == (4.5, 0)
@@ -189,6 +189,16 @@ def test_a_profiled_run_is_the_run_that_it_would_be_without(
     text = (folder / "profile.txt").read_text()
     assert text == as_text(said)
     assert "steps 2 to 3, on average" in text
+
+
+def test_a_run_that_generates_ahead_is_profiled_with_the_calls_of_its_other_thread(
+    tmp_path: Path, small_run: Callable[..., Any]
+) -> None:
+    config = small_run(tmp_path / "run", "train.steps=4", "pipeline.mode=double_buffer", "evaluation.at_start=false")
+    said = train(config, profile=ProfileSettings(steps=(2, 3))).profile
+    assert {"rollout.generate", "actor.update"} <= {row["call"] for row in said["calls"]}
+    assert 0 < said["own_share"] < 1
+    assert {row["stage"] for row in said["stages"]} >= set(STAGES)
 
 
 def test_a_resumed_run_is_profiled_too_and_only_in_steps_that_it_takes(
