@@ -4,7 +4,9 @@ First the providers, one for each kind of plugin: the six that give the framewor
 needs. A provider is implemented by the module that an entry point names, and returns the class that a config then makes
 an instance of. Then the stages and listeners, in the order in which a run fires them. A stage is a first-result hook:
 the core's own implementation comes last, so that a plugin may answer in its place, or wrap it with
-`@hookimpl(wrapper=True)`. Hooks fire per step, never per token.
+`@hookimpl(wrapper=True)`. Hooks fire per step, never per token. The thread of the run calls them all, but for those
+that tell of workers: where generation runs ahead of training, the core's generate and score stages find done what other
+threads did.
 
 What an instance of a kind must do is in `rollstock.interfaces`. Stages and listeners may be implemented by any plugin,
 as functions of its module or as methods of its class (which then see `self.config`); they fire only if the config names
@@ -271,7 +273,8 @@ def rollstock_generate(run: Run, tasks: Sequence[Task]) -> Batch | None:
     Called once a step, and again with more tasks when `rollstock_select` left too few. `tasks` are distinct; each is to
     be sampled `run.algorithm.samples_per_prompt` times, side by side, with one group id. The first result that is not
     None is the batch; None passes on to the next implementation, and at last to the core's, which asks the rollout role
-    and the environment, or, where the algorithm is offline, takes the responses that the tasks hold.
+    and the environment, or, where the algorithm is offline, takes the responses that the tasks hold. Ahead of training
+    (`pipeline.mode`) it waits for what was generated since the tasks were chosen, and must not be replaced.
 
     Example:
 
