@@ -33,7 +33,8 @@ def sync_weights(run: Run) -> None:
             logger.warning("weights %d arrived otherwise at %s and are sent again", run.version, wrong)
         parts.append({"sync/num_resent": Metric(min(attempt, 1), 1.0, "sum")})
         parts.append(_by_transport(run) if run.config.transport else _by_executor(run, rollout))
-        ours, theirs = run.roles["actor"].call("fingerprint"), rollout.call("fingerprint")
+        known = run.roles["actor"].submit("fingerprint")
+        theirs, ours = rollout.call("fingerprint"), known.result()
         wrong = {rank: their for rank, their in enumerate(theirs) if their != ours}
         if not wrong:
             break

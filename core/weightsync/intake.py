@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rollstock.errors import RunError
@@ -33,11 +35,12 @@ class WeightIntake:
 
     def take(self, cargo: Cargo, version: int, *, alias: bool) -> Metrics:
         """Give the engine what the executor brought. `alias`: as for `Rollout.load_weights`."""
-        if cargo.adapters:
-            self._add(Cargo([(name, tensor.clone()) for name, tensor in cargo.weights], cargo.adapters), version)
-        else:
-            self._forget_base()
-            self._engine.load_weights(cargo.weights, version, alias=alias)
+        with _alone():
+            if cargo.adapters:
+                self._add(Cargo([(name, tensor.clone()) for name, tensor in cargo.weights], cargo.adapters), version)
+            else:
+                self._forget_base()
+                self._engine.load_weights(cargo.weights, version, alias=alias)
         return {"sync/bytes": Metric(0 if alias else cargo.num_bytes, reducer="max")}
 
     def take_offer(self, offer: Offer) -> Metrics:
@@ -45,11 +48,12 @@ class WeightIntake:
         if self._receiver is None:
             raise RunError("weights are offered, and the config names no transport")
         arriving = self._receiver.receive(offer)
-        if offer.table.adapters:
-            self._add(unpacked(offer.table, arriving), offer.version)
-        else:
-            self._forget_base()
-            self._engine.load_weights(named(arriving), offer.version)
+        with _alone():
+            if offer.table.adapters:
+                self._add(unpacked(offer.table, arriving), offer.version)
+            else:
+                self._forget_base()
+                self._engine.load_weights(named(arriving), offer.version)
         return {"sync/num_damaged": Metric(self._receiver.num_damaged, 1.0, "sum")}
 
     def close(self) -> None:
@@ -78,3 +82,15 @@ def _merged(base: dict[str, Tensor], cargo: Cargo) -> Iterator[tuple[str, Tensor
     if unknown:
         raise RunError(f"an adapter came for {min(unknown)!r}, which is no weight of the model")
     return ((name, additions[name].merge(tensor) if name in additions else tensor) for name, tensor in base.items())
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Copy without further threads: the trainer and the other generators of a machine are at work as well, and threads
+    that wait for each other then cost many times what they bring."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
