@@ -41,6 +41,7 @@ from rollstock.backends.moe import Record
 from rollstock.backends.torch import lora
 from rollstock.backends.torch.check import check_network, lean_layers
 from rollstock.backends.torch.config import TorchConfig
+from rollstock.backends.torch.footprint import Footprint, cut_to_fit, footprint_of
 from rollstock.backends.torch.layout import Layout, make_layout
 from rollstock.backends.torch.network import VALUE_HEAD, Network
 from rollstock.backends.torch.optimizer import Optimizer
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_CPU_MIB = 768
 
 
 T = TypeVar("T", bound=TorchConfig)
@@ -223,10 +225,6 @@ class PackedBackend(Backend[T]):
         own = ((name, self._full(tensor)) for name, tensor in self._named() if not name.startswith(VALUE_HEAD))
         return lora.merged(self._network.model, own, full=self._full)
 
-    def fingerprint(self) -> str:
-        """See `Backend.fingerprint`."""
-        return fingerprint(self.weights())
-
     def base_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Backend.base_weights`."""
         hidden = (VALUE_HEAD, lora.PREFIX)
@@ -235,6 +233,10 @@ class PackedBackend(Backend[T]):
     def adapters(self) -> Iterator[tuple[str, LowRank]]:
         """See `Backend.adapters`."""
         return lora.additions(self._network.model, full=self._full)
+
+    def fingerprint(self) -> str:
+        """See `Backend.fingerprint`."""
+        return fingerprint(self.weights())
 
     def state(self) -> BackendState:
         """See `Backend.state`; the tensors are the live ones."""
@@ -290,7 +292,8 @@ class PackedBackend(Backend[T]):
         if not bool(batch.flat("action_mask").any()):
             yield batch, None, None
         elif self._routing is None:
-            yield batch, make_layout(batch, share_prompts=self.config.share_prompts), None
+            keep_last = self._network.head == "score"
+            yield batch, make_layout(batch, share_prompts=self.config.share_prompts, keep_last=keep_last), None
         else:
             marks = self._routing.marks(batch)
             layout = make_layout(batch, share_prompts=self.config.share_prompts, marks=marks)
@@ -343,6 +346,13 @@ class TorchBackend(PackedBackend[TorchConfig]):
     """Holds one model on one device. A micro-batch for which the memory is too small is done in halves."""
 
     _room: Room | None = None
+    _footprint: Footprint | None = None
+
+    def _spread(self) -> None:
+        most = self.config.activation_memory_mib or (_CPU_MIB if self._device.torch_device().type == "cpu" else 0)
+        if most and self._routing is None:
+            again = self.config.activation_checkpointing
+            self._footprint = footprint_of(self._network, most=most << 20, checkpointed=again)
 
     def _memory_metrics(self) -> Metrics:
         failures = 0 if self._room is None else self._room.take_failures()
@@ -371,6 +381,10 @@ class TorchBackend(PackedBackend[TorchConfig]):
 
         if self._room is None:
             self._room = Room(self._device)
+        if self._footprint is not None and torch.is_grad_enabled():
+            micro_batches = cut_to_fit(
+                batch, micro_batches, self._footprint, share_prompts=self.config.share_prompts
+            )
         self._room.each(batch, micro_batches, marked, begin=begin, is_intact=is_intact)
 
     def _gradients(self) -> list[tuple[Tensor | None, int]]:

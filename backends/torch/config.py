@@ -52,6 +52,13 @@ class TorchConfig:
     activation_checkpointing: bool = option(
         False, "keep only each layer's input, and compute the layer again in the backward pass"
     )
+    activation_memory_mib: int = option(
+        0,
+        "what one micro-batch may keep for its backward pass, by estimate; larger ones are cut. 0: 768 on a CPU, where "
+        "more at once is no faster, and no limit on other devices",
+        minimum=0,
+        maximum=100_000_000,
+    )
     logits_memory_mib: int = option(
         512, "logits beyond this are computed in parts, each again in the backward pass", minimum=1, maximum=100_000_000
     )

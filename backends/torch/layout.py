@@ -48,7 +48,8 @@ class Layout:
     tokens, positions [L] int64: ids, and each token's place in its own sequence. source [L]: each token's index in the
     packed batch, in which every trajectory stands alone (`Batch.packed`). longest: tokens of the longest
     sequence. predicts [N]: for each flat response token of the batch, the stream index of the token before it, which
-    predicts it. responses [N]: the stream index of each response token itself. rows [R]: the stream index of each row
+    predicts it. responses [N]: the stream index of each response token itself; empty where last tokens are left
+    out. rows [R]: the stream index of each row
     of the calls, one call after the other; None: the rows are the stream. places [L]: for each stream token its row,
     the inverse of `rows` (padding aside); None with it.
     """
@@ -94,40 +95,45 @@ class _Segment:
         return self.parent.length if self.parent else 0
 
 
-def make_layout(batch: Batch, *, share_prompts: bool, marks: Sequence[Hashable] | None = None) -> Layout:
+def make_layout(
+    batch: Batch, *, share_prompts: bool, marks: Sequence[Hashable] | None = None, keep_last: bool = True
+) -> Layout:
     """Lay out prompt and response of every trajectory. Raises ValueError for an empty prompt: nothing predicts its
     first token.
 
     share_prompts: trajectories with equal prompt tokens share them; the outputs are the same to rounding. marks: those
-    with different ones do not, even so.
+    with different ones do not, even so. keep_last: whether the stream has the last token of each response, which
+    predicts nothing.
     """
     if any(len(prompt) == 0 for prompt in batch.prompts):
         raise ValueError("a trajectory with an empty prompt has no token that predicts its first one")
-    families = _families(batch, share_prompts, marks)
-    source = _source(batch, families)
-    segments, own = _place(batch, families)
-    calls, rows, places = _gather(segments)
     lengths = batch.lengths.tolist()
+    kept = lengths if keep_last else [max(0, n - 1) for n in lengths]
+    families = _families(batch, kept, share_prompts, marks)
+    source = _source(batch, kept, families)
+    segments, own = _place(batch, kept, families)
+    calls, rows, places = _gather(segments)
     before = [_before(own[i], len(batch.prompts[i]), n) for i, n in enumerate(lengths)]
     return Layout(
         tokens=batch.packed().tokens[source],
         source=source,
         positions=_cat(torch.arange(s.offset, s.offset + s.length) for s in segments),
         predicts=_cat(before),
-        responses=_cat(_own(own[i], len(batch.prompts[i]), n) for i, n in enumerate(lengths)),
-        longest=max((len(p) + n for p, n in zip(batch.prompts, lengths, strict=True)), default=0),
+        responses=_cat(_own(own[i], len(batch.prompts[i]), n) for i, n in enumerate(lengths) if keep_last),
+        longest=max((len(p) + n for p, n in zip(batch.prompts, kept, strict=True)), default=0),
         calls=calls,
         rows=rows,
         places=places,
     )
 
 
-def _families(batch: Batch, share_prompts: bool, marks: Sequence[Hashable] | None) -> list[list[int]]:
+def _families(
+    batch: Batch, lengths: Sequence[int], share_prompts: bool, marks: Sequence[Hashable] | None
+) -> list[list[int]]:
     """Trajectories that share a prompt, shortest response first; families in ascending length of their first member.
 
     That is the order in which calls take them, so that with equal lengths the stream need not be rearranged.
     """
-    lengths = batch.lengths.tolist()
     if not share_prompts:
         return [[i] for i in sorted(range(len(batch)), key=lambda i: len(batch.prompts[i]) + lengths[i])]
     found: dict[Hashable, list[int]] = {}
@@ -137,9 +143,10 @@ def _families(batch: Batch, share_prompts: bool, marks: Sequence[Hashable] | Non
     return sorted(members, key=lambda family: len(batch.prompts[family[0]]) + (len(family) == 1) * lengths[family[0]])
 
 
-def _place(batch: Batch, families: list[list[int]]) -> tuple[list[_Segment], dict[int, _Segment]]:
+def _place(
+    batch: Batch, lengths: Sequence[int], families: list[list[int]]
+) -> tuple[list[_Segment], dict[int, _Segment]]:
     """The segments in stream order, and for each trajectory the one that holds its response."""
-    lengths = batch.lengths.tolist()
     segments: list[_Segment] = []
     own: dict[int, _Segment] = {}
     end = 0
@@ -178,18 +185,17 @@ def _own(own: _Segment, prompt: int, length: int) -> Tensor:
     return torch.arange(start, start + length)
 
 
-def _source(batch: Batch, families: list[list[int]]) -> Tensor:
+def _source(batch: Batch, kept: Sequence[int], families: list[list[int]]) -> Tensor:
     """For each token of the stream, its index in the packed batch; the order is that of `_place`."""
-    lengths = batch.lengths.tolist()
     first: list[Tensor] = []
     second: list[Tensor] = []
     prompts: list[Tensor] = []
     responses: list[Tensor] = []
     end = 0
-    for prompt, length in zip(batch.prompts, lengths, strict=True):
+    for prompt, length, whole in zip(batch.prompts, kept, batch.lengths.tolist(), strict=True):
         prompts.append(torch.arange(end, end + len(prompt)))
         responses.append(torch.arange(end + len(prompt), end + len(prompt) + length))
-        end += len(prompt) + length
+        end += len(prompt) + whole
     for members in families:
         first.append(prompts[members[0]])
         (first if len(members) == 1 else second).extend(responses[i] for i in members)

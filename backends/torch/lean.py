@@ -178,11 +178,13 @@ class _AfterAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         attended, middle, scale, gate, up = ctx.saved_tensors
         layer = ctx.layer
-        active = F.silu(gate)
+        squashed = torch.sigmoid(gate)
+        active = gate * squashed
         of_up = _linear_gradient(layer.down, gradient, active * up)  # of the product of both halves
-        of_gate = torch.ops.aten.silu_backward(of_up * up, gate)
+        # The slope of SiLU, written with what is there: s + a (1 - s).
+        of_gate = squashed.addcmul_(active, squashed, value=-1).add_(active).mul_(of_up).mul_(up)
         of_up.mul_(active)
-        del active, gate, up
+        del squashed, active, gate, up
         normed = _normed(middle, scale, layer.before_mlp)
         of_normed = _linear_gradient(layer.gate, of_gate, normed)
         of_normed = _linear_gradient(layer.up, of_up, normed, of_normed)

@@ -41,10 +41,13 @@ def sequence_before(layout: Layout, index: int) -> list[int]:
 @given(
     rows=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9)), min_size=1, max_size=9),
     share_prompts=st.booleans(),
+    keep_last=st.booleans(),
 )
-def test_every_response_token_is_predicted_from_its_own_past(rows: list[tuple[int, int]], share_prompts: bool) -> None:
+def test_every_response_token_is_predicted_from_its_own_past(
+    rows: list[tuple[int, int]], share_prompts: bool, keep_last: bool
+) -> None:
     batch = batch_of(rows)
-    layout = make_layout(batch, share_prompts=share_prompts)
+    layout = make_layout(batch, share_prompts=share_prompts, keep_last=keep_last)
     starts = (torch.cumsum(batch.lengths, 0) - batch.lengths).tolist()
     for i, prompt in enumerate(batch.prompts):
         response = batch.response(i).tolist()
@@ -52,7 +55,12 @@ def test_every_response_token_is_predicted_from_its_own_past(rows: list[tuple[in
             index = int(layout.predicts[starts[i] + k])
             assert int(layout.positions[index]) == len(prompt) + k - 1
             assert sequence_before(layout, index) == [*prompt.tolist(), *response[:k]]
-    assert layout.longest == max(width + length for width, length in rows)
+    left_out = 0 if keep_last else 1
+    assert layout.longest == max(width + max(0, length - left_out) for width, length in rows)
+    if not keep_last:
+        whole = make_layout(batch, share_prompts=share_prompts)
+        assert len(layout.tokens) == len(whole.tokens) - sum(length > 0 for _, length in rows)
+        assert len(layout.responses) == 0
 
 
 def test_equal_lengths_need_no_rearranging() -> None:
