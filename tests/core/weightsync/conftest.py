@@ -17,7 +17,8 @@ from rollstock.weightsync.sender import Offer, WeightSender
 Harm = Callable[[str, list[bytes]], list[list[bytes]]]
 """What becomes of a message to an address: the messages that are sent in its place."""
 
-CHUNK = 1 << 12
+CHUNK = 40_000
+"""Bytes: more than the transport `shm` takes without a block."""
 
 
 class Harmful(Transport[NoOptions]):
@@ -98,7 +99,7 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
 def cargo() -> Cargo:
     """Tensors of several types and sizes, some larger than a chunk, one of them empty, two of them one."""
     generator = torch.Generator().manual_seed(0)
-    large = torch.randn(50, 100, generator=generator)
+    large = torch.randn(500, 200, generator=generator)
     return Cargo(
         [
             ("embedding", large),
