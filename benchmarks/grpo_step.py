@@ -111,8 +111,15 @@ def ours(model: Path, job: dict[str, Any], folder: Path, overrides: list[str]) -
         if metrics:
             step, generation = metrics["timing_s/step"], metrics["timing_s/gen"]
             training = metrics["timing_s/update"]
+            engine = metrics["rollout/generated_tokens"] / metrics["rollout/tokens_per_second"]
             rows.append(
-                {"step": step, "generation": generation, "training": training, "rest": step - generation - training}
+                {
+                    "step": step,
+                    "generation": generation,
+                    "training": training,
+                    "rest": step - generation - training,
+                    "loop": step - engine - training - metrics["timing_s/reward"],
+                }
             )
     return {"rows": rows, "peak_gib": usage.ru_maxrss / 2**20}
 
@@ -134,7 +141,7 @@ def trl(model: Path, job: dict[str, Any], folder: Path, python: str) -> dict[str
 def medians(results: list[dict[str, Any]]) -> dict[str, float]:
     """Over the steps of all runs, without those of the warm-up."""
     rows = [row for result in results for row in result["rows"][WARM_UP:]]
-    found = {name: statistics.median(row[name] for row in rows) for name in ("step", "generation", "training", "rest")}
+    found = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
     return {**found, "peak_gib": statistics.median(result["peak_gib"] for result in results)}
 
 
@@ -155,6 +162,8 @@ def report(model: str, job: dict[str, Any], mine: dict[str, float], peer: dict[s
         lines.append(line)
     line = f"  {'generated tokens/s':<22}{tokens / mine['generation']:9.0f}"
     lines.append(line + (f"  TRL {tokens / peer['generation']:9.0f}" if peer else ""))
+    # What is neither the engine's, nor training, nor reward: tasks, tokens, advantages, weights, metrics, files.
+    lines.append(f"  {'loop, % of a step':<22}{100 * mine['loop'] / mine['step']:9.2f}")
     line = f"  {'peak memory, GiB':<22}{mine['peak_gib']:9.2f}"
     if peer:
         line += f"  TRL {peer['peak_gib']:9.2f}  rollstock / TRL {mine['peak_gib'] / peer['peak_gib']:6.2f}"
