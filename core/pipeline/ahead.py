@@ -373,8 +373,8 @@ def _matched(samples: Sequence[Sample], scored: Sequence[Sample]) -> list[int | 
     found: list[int | None] = []
     for sample in samples:
         candidates = unused.get((sample.task.id, sample.response), [])
-        place = next((place for place in candidates if scored[place] == sample), None)
-        if place is not None:
-            candidates.remove(place)
-        found.append(place)
+        equal = next((place for place in candidates if scored[place] == sample), None)
+        if equal is not None:
+            candidates.remove(equal)
+        found.append(equal)
     return found
