@@ -42,6 +42,8 @@ class FSDPConfig(TorchConfig):
         """Why so many processes cannot train in this way, by the option that must change."""
         if self.layers == "lean":
             yield "backend.layers: lean leaves out the modules that are sharded; choose auto or modules"
+        if self.compile.enabled:
+            yield "backend.compile.enabled: layers whose weights are shared out are not compiled; set it to false"
         if self.sharding_strategy != "HYBRID":
             return
         if world_size % self.replicas:

@@ -40,6 +40,7 @@ from rollstock.backends.models import build_model, checkpoint_weights
 from rollstock.backends.moe import Record
 from rollstock.backends.torch import lora
 from rollstock.backends.torch.check import check_network, lean_layers
+from rollstock.backends.torch.compiling import compile_layers
 from rollstock.backends.torch.config import TorchConfig
 from rollstock.backends.torch.footprint import Footprint, cut_to_fit, footprint_of
 from rollstock.backends.torch.layout import Layout, make_layout
@@ -101,7 +102,10 @@ class PackedBackend(Backend[T]):
             network.requires_grad_(False)
         elif self.config.activation_checkpointing:
             _checkpoint_activations(built)
-        self._choose_layers(network)
+        if self.config.compile.enabled:
+            compile_layers(network, self.config.compile, self._device.torch_device())
+        else:
+            self._choose_layers(network)
         self._network = network
         self._spread()
         self._optimizer = self._make_optimizer(total_updates) if trainable else None

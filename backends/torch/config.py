@@ -21,6 +21,24 @@ class LoRAConfig:
 
 
 @dataclass(kw_only=True)
+class CompileConfig:
+    """How `torch.compile` is used."""
+
+    enabled: bool = option(False, "compile the model's layers when they first run; whether that pays is to be measured")
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = option(
+        "default", "what the compiler aims at: see torch.compile"
+    )
+    fullgraph: bool = option(
+        False,
+        "take the attention of packed streams in, which compiles anew for every plan of lengths; for batches whose "
+        "lengths are always the same",
+    )
+    dynamic: bool | None = option(
+        True, "compile once for all numbers of tokens; false: for each; none: for each until there are two"
+    )
+
+
+@dataclass(kw_only=True)
 class TorchConfig:
     """Options of `backend: {name: torch}`."""
 
@@ -63,3 +81,8 @@ class TorchConfig:
         512, "logits beyond this are computed in parts, each again in the backward pass", minimum=1, maximum=100_000_000
     )
     lora: LoRAConfig = option(LoRAConfig(), "low-rank adapters")
+    compile: CompileConfig = option(CompileConfig(), "torch.compile")
+
+    def __post_init__(self) -> None:
+        if self.compile.enabled and self.layers == "lean":
+            raise ValueError("compile.enabled compiles the model's own modules, and layers: lean does without them")

@@ -20,6 +20,7 @@ HYBRID = ["backend={name: fsdp, sharding_strategy: HYBRID, replicas: 3}", "execu
         ([*HYBRID, "roles.actor.count=3"], "nothing is sharded; say sharding_strategy: NO_SHARD"),
         ([*HYBRID], "3 copies cannot have equal shares of 1 processes"),
         (["backend={name: fsdp, layers: lean}"], "lean leaves out the modules that are sharded"),
+        (["backend={name: fsdp, compile: {enabled: true}}"], "layers whose weights are shared out are not compiled"),
         (
             [*FSDP, "algorithm=ppo", "roles.actor.count=2", "roles.critic.colocate_with=actor"],
             "roles.critic.count: 1 workers that work together in processes of 'actor' must be as many as those",
