@@ -202,7 +202,8 @@ class StepProfiler:
         )
         folder = run.directory / FOLDER
         write(folder, self.summary, captures)
-        run.trackers.message(f"profile of steps {self._first_taken} to {step} written to {folder}")
+        steps = f"step {step}" if step == self._first_taken else f"steps {self._first_taken} to {step}"
+        run.trackers.message(f"profile of {steps} written to {folder}")
 
 
 def _starts(group: WorkerGroup) -> bool:

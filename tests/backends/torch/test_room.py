@@ -232,6 +232,7 @@ print(json.dumps([failures, total]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs a Linux process's limits")
 def test_a_process_that_really_runs_out_of_memory_trains_as_one_that_does_not() -> None:
     def run(how: str) -> tuple[float, dict[str, float]]:
