@@ -18,7 +18,7 @@ from rollstock.launch import evaluate, resume, train
 
 from ...conftest import steady_rows, trajectories
 
-AHEAD = ["double_buffer", "async"]
+AHEAD = [pytest.param("double_buffer", marks=pytest.mark.slow), "async"]
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def test_a_double_buffered_run_resumed_from_its_middle_equals_one_that_went_thro
 ):
     options = ["pipeline=double_buffer", "train.steps=6", "checkpoint.every_steps=1", "checkpoint.keep=9"]
     through = train(small_run(tmp_path / "through", *options, "evaluation.every=2")).directory
-    for step in (1, 4):
+    for step in (4,):
         again = tmp_path / f"again-{step}"
         shutil.copytree(through, again)
         kept = CheckpointStore(again / "checkpoints").load(step)
@@ -137,7 +137,10 @@ def alarm(installed):
     return Alarm
 
 
-@pytest.mark.parametrize("moment", ["generate", "score", "update", "sync", "step_end"])
+@pytest.mark.parametrize(
+    "moment",
+    ["score", *(pytest.param(each, marks=pytest.mark.slow) for each in ("generate", "update", "sync", "step_end"))],
+)
 def test_a_signal_at_any_moment_leaves_a_double_buffer_to_go_on_from(
     small_run, tmp_path, assert_same_run, alarm, moment
 ):
@@ -199,7 +202,7 @@ def rollstock_reward():
 '''
 
 
-@pytest.mark.parametrize("mode", ["sync", *AHEAD])
+@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.slow), *AHEAD])
 def test_wrapped_stages_do_to_a_batch_what_they_do_without_a_pipeline(small_run, tmp_path, installed, mode):
     installed("extension", "halved", Halved)
     installed("reward", "three", THREE)
@@ -327,6 +330,7 @@ def test_refills_and_greedy_baselines_take_what_is_ahead(small_run, tmp_path, mo
     assert all(found is not None for (found,) in metrics_of(run, "greedy/num_responses"))
 
 
+@pytest.mark.slow
 def test_a_double_buffer_with_a_greedy_baseline_repeats_itself(small_run, tmp_path, assert_same_run):
     options = {"algorithm": {"name": "remax"}}
     runs = [
