@@ -32,6 +32,7 @@ from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parent))  # PYTHONSAFEPATH keeps it out
 
 import torch
 from curves import Curve, picture
