@@ -261,6 +261,8 @@ def own(row: dict[str, float]) -> float:
 
 def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
     """The slope of the last three points, both axes logarithmic: 1 where twice the size costs twice as much."""
+    if len(sizes) < 2:
+        return math.nan
     xs, ys = ([math.log(value) for value in values[-3:]] for values in (sizes, costs))
     return statistics.linear_regression(xs, ys).slope
 
