@@ -386,9 +386,7 @@ class TorchBackend(PackedBackend[TorchConfig]):
         if self._room is None:
             self._room = Room(self._device)
         if self._footprint is not None and torch.is_grad_enabled():
-            micro_batches = cut_to_fit(
-                batch, micro_batches, self._footprint, share_prompts=self.config.share_prompts
-            )
+            micro_batches = cut_to_fit(batch, micro_batches, self._footprint, share_prompts=self.config.share_prompts)
         self._room.each(batch, micro_batches, marked, begin=begin, is_intact=is_intact)
 
     def _gradients(self) -> list[tuple[Tensor | None, int]]:
