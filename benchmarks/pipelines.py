@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--one", choices=MODES, help="run one mode, in this process, and print what came of it")
     parser.add_argument("--learn", action="store_true", help="train the tiny task instead")
-    parser.add_argument("--learn-steps", type=int, default=160)
+    parser.add_argument("--learn-steps", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     if arguments.one:
