@@ -15,6 +15,7 @@ from rollstock.testing import check_backend
 GRPO: dict[str, Any] = {}
 PPO_ACTOR = {"algorithm": {"name": "ppo"}}
 PPO_CRITIC = {"algorithm": {"name": "ppo"}, "role": "critic"}
+SHARED = ("lora", "compute_dtype", "max_grad_norm")  # options of both backends that change what is trained
 SMALL_CUTS = {"scheduler": {"name": "dynamic_batch", "tokens_per_micro_batch": 16}}
 HYBRID = {"compressor": {"name": "hybrid", "share": 0.1}}
 EXPERTS = {
@@ -34,7 +35,7 @@ def backend(**options: Any) -> dict[str, Any]:
 
 def in_torch(case: dict[str, Any]) -> dict[str, Any]:
     """The same in the torch backend: what it trains is no other, what each process keeps is left out."""
-    kept = {name: value for name, value in case.get("backend", {}).items() if name in ("lora", "compute_dtype")}
+    kept = {name: value for name, value in case.get("backend", {}).items() if name in SHARED}
     others = {name: value for name, value in case.items() if name not in ("backend", "compressor")}
     return {**others, "backend": {**kept, "name": "torch", "layers": "modules"}}
 
