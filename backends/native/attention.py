@@ -271,7 +271,8 @@ def _prefill_the_rest(
 
 def _by_layer(parts: Sequence[Tensor]) -> Tensor:
     """Keys and values of one layer after the other, [Hkv, n, D] each, as [layers, 2, Hkv, n, D]."""
-    return torch.stack(list(parts)).unflatten(0, (-1, 2))
+    stacked = torch.stack(list(parts))
+    return stacked.view(-1, 2, *stacked.shape[1:])
 
 
 def _decode(
@@ -313,7 +314,7 @@ def _to_groups(batch: SharedBatch, rows: Tensor) -> Tensor:
     if batch.slots is not None:
         rows = rows.new_zeros((groups * most, *rows.shape[1:])).index_copy(0, batch.slots, rows)
     _, kv_heads, repeats, size = rows.shape
-    boxed = rows.unflatten(0, (groups, most)).transpose(1, 2)
+    boxed: Tensor = rows.unflatten(0, (groups, most)).transpose(1, 2)
     return boxed.reshape(groups * kv_heads, most * repeats, size)
 
 

@@ -67,8 +67,8 @@ def packed_attention(
         )
     if options.get("position_bias") is not None:
         raise RuntimeError(f"{type(module).__name__} adds a position bias, which packed attention does not know")
-    states = (part[0].transpose(0, 1) for part in (query, key, value))
-    stream = attend_stream(*states, layout, attention_mask, scaling=scaling, softcap=softcap, sinks=s_aux)
+    query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
+    stream = attend_stream(query, key, value, layout, attention_mask, scaling=scaling, softcap=softcap, sinks=s_aux)
     return stream.unsqueeze(0), None
 
 

@@ -33,7 +33,7 @@ class Footprint:
         prompts = [batch.prompts[i] for i in indices]
         if share_prompts:
             prompts = list({tuple(prompt.tolist()): prompt for prompt in prompts}.values())
-        responses = sum(lengths[i] for i in indices)
+        responses = sum(int(lengths[i]) for i in indices)
         return self.token * (sum(map(len, prompts)) + responses) + self.output * responses
 
 
@@ -41,12 +41,12 @@ def footprint_of(network: Network, *, most: int, checkpointed: bool) -> Footprin
     """That of a network in float32; None where the model's config does not say its sizes."""
     config: Any = network.model.config.get_text_config()
     names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
-    sizes = [getattr(config, name, None) for name in names]
+    sizes: list[Any] = [getattr(config, name, None) for name in names]
     if not all(isinstance(size, int) for size in sizes):
         return None
-    layers, hidden, inner, heads = sizes
-    keys = getattr(config, "num_key_value_heads", None) or heads
-    head = getattr(config, "head_dim", None) or hidden // heads
+    layers, hidden, inner, heads = (int(size) for size in sizes)
+    keys = int(getattr(config, "num_key_value_heads", None) or heads)
+    head = int(getattr(config, "head_dim", None) or hidden // heads)
     # The two residual streams and the gated unit's halves; queries, keys and values, as made and as attention reads
     # them; and what it gives.
     layer = 2 * hidden + 2 * inner + (3 * heads + 4 * keys) * head

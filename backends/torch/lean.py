@@ -251,8 +251,9 @@ def _apply(linear: nn.Linear, x: Tensor) -> Tensor:
 def _linear_gradient(linear: nn.Linear, gradient: Tensor, x: Tensor, onto: Tensor | None = None) -> Tensor:
     """Add the gradients of a linear layer's own tensors to theirs; returns that of its input `x`, added `onto` what is
     there already."""
-    weight = linear.weight.detach()
-    _add_product(linear.weight, gradient.t(), x)
+    parameter: Any = linear.weight  # always a parameter, of which torch's types only say that it is a tensor
+    weight: Tensor = parameter.detach()
+    _add_product(parameter, gradient.t(), x)
     if linear.bias is not None:
         _add(linear.bias, gradient.sum(0))
     return gradient @ weight if onto is None else onto.addmm_(gradient, weight)
@@ -260,7 +261,7 @@ def _linear_gradient(linear: nn.Linear, gradient: Tensor, x: Tensor, onto: Tenso
 
 def _inverse_rms(x: Tensor, norm: Any) -> Tensor:
     """[..., 1]: one over the root mean square of the last dimension."""
-    scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    scale: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return scale.square_().div_(x.shape[-1]).add_(norm.variance_epsilon).rsqrt_()
 
 
