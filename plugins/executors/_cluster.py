@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rollstock import ConfigError, RunError, import_optional
+from rollstock.plugins.executors._guard import Guard
 
 if TYPE_CHECKING:
     from rollstock.plugins.executors.ray import Ray, RayConfig
@@ -47,14 +48,22 @@ class Cluster:
     """The connection of this process to Ray."""
 
     def __init__(
-        self, ray: Any, *, is_private: bool = False, dashboard: str = "", ends: contextlib.ExitStack | None = None
+        self,
+        ray: Any,
+        *,
+        is_private: bool = False,
+        dashboard: str = "",
+        ends: contextlib.ExitStack | None = None,
+        guard: Guard | None = None,
     ) -> None:
-        """`ends`: what is to be undone at the end; None where this process had joined Ray before."""
+        """`ends`: what is to be undone at the end; None where this process had joined Ray before. `guard`: of a Ray
+        that was started here."""
         self.ray = ray
         self.is_private = is_private
         """Whether it was started for this run alone, and does not count the cores that workers use."""
         self.dashboard = dashboard
         self._ends = ends
+        self._guard = guard
 
     @classmethod
     def connect(cls, config: RayConfig, *, needed_by: Ray) -> Cluster:
@@ -71,21 +80,34 @@ class Cluster:
             logger.info("using the Ray that runs in this process already")
             return cls(ray)
         ends = contextlib.ExitStack()
+        guard = None
         try:
             ends.enter_context(_logged())
+            if not address:
+                guard = Guard()
+                ends.callback(guard.close)
             with _set_for_now(_STARTING):
                 context = ray.init(address=address or "local", **_arguments(config, starts=not address))
             ends.callback(ray.shutdown)
             _hush(ray)
         except ConnectionError as error:
+            ends.close()
             raise ConfigError(
                 f"executor.address: no Ray cluster answers at {address!r} ({_line(error)}). `ray status --address "
                 f"{address}` should list its nodes; leave the address out to start Ray on this machine"
             ) from error
         except Exception as error:
+            ends.close()
             raise RunError(f"Ray cannot be {'joined' if address else 'started'}: {_line(error)}") from error
+        if guard is not None:
+            guard.watch()
         dashboard = str(getattr(context, "dashboard_url", "") or "")
-        return cls(ray, is_private=not address and config.num_cpus is None, dashboard=dashboard, ends=ends)
+        return cls(ray, is_private=not address and config.num_cpus is None, dashboard=dashboard, ends=ends, guard=guard)
+
+    def watch(self) -> None:
+        """Processes were started: if Ray was started here, let none of them outlive this one, however it ends."""
+        if self._guard is not None:
+            self._guard.watch()
 
     def close(self) -> None:
         """End what was started, or leave what was joined."""

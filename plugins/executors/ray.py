@@ -127,6 +127,8 @@ class Ray(Executor[RayConfig]):
         del self._begun[spec.role]
         group = self._groups[spec.role]
         self._wait(group.finish)
+        if self._cluster is not None:
+            self._cluster.watch()
         return group
 
     def _begin(self, spec: WorkerSpec) -> None:

@@ -94,6 +94,19 @@ def test_a_killed_trainer_is_started_again_where_it_was(
     }
 
 
+def test_a_killed_worker_of_an_extensions_role_is_started_again_and_the_step_played_again(
+    tmp_path: Path, cluster: Any, kill: Callable[..., None]
+) -> None:
+    sections = {"extensions": ["judged", "herald"], "train": {"steps": 2, "prompts_per_step": 2}}
+    train(small(tmp_path / "local", "checkpoint.every_steps=0", **sections))
+    kill("judge", "judge", 2)
+    ray = {"name": "ray", "address": cluster.address}
+    train(small(tmp_path / "ray", "checkpoint.every_steps=0", executor=ray, **sections))
+    assert_same(tmp_path / "ray", tmp_path / "local")
+    assert told(tmp_path / "ray") == ["failed judge worker 0", "started judge 0"]
+    assert metrics_of(tmp_path / "ray")["recovery/num_restarts"] == 1
+
+
 def test_a_worker_that_hangs_is_ended_and_replaced(
     tmp_path: Path, undisturbed: Path, cluster: Any, kill: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
