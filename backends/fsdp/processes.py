@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from rollstock import Device, UserError
 
@@ -28,7 +29,7 @@ def join(device: Device[Any], *, rank: int, world_size: int, timeout_s: float) -
     """
     global _users
     if not dist.is_initialized():
-        store = dist.HashStore() if world_size == 1 else _store(rank, world_size, timedelta(seconds=timeout_s))
+        store = HashStore() if world_size == 1 else _store(rank, world_size, timedelta(seconds=timeout_s))
         with on_loopback():
             dist.init_process_group(
                 _backend(device), store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s)
@@ -73,7 +74,7 @@ def _backend(device: Device[Any]) -> str:
     return name if kind == "cpu" else f"cpu:{dist.Backend.default_device_backend_map['cpu']},{kind}:{name}"
 
 
-def _store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+def _store(rank: int, world_size: int, timeout: timedelta) -> Store:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise UserError(
@@ -82,11 +83,11 @@ def _store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
         )
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if rank:
-        return dist.TCPStore(address, port, world_size, is_master=False, timeout=timeout)
+        return TCPStore(address, port, world_size, is_master=False, timeout=timeout)
     # By itself, the store would listen on all addresses of the machine.
     family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
     listener = socket.create_server((address, port), family=family)
-    return dist.TCPStore(address, port, world_size, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
+    return TCPStore(address, port, world_size, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
 
 
 def _is_loopback(address: str) -> bool:

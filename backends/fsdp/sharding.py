@@ -6,7 +6,6 @@ For the fsdp backend. Gradients are summed over processes, not averaged, because
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -47,15 +46,15 @@ def shard_network(
     if compute_dtype != torch.float32:
         # Inputs stay as they are: the sums between layers are better in float32, and autocast sees to the products.
         lower = MixedPrecisionPolicy(compute_dtype, torch.float32, cast_forward_inputs=False)
-    sharded = {}
+    sharded: dict[str, FSDPModule] = {}
     for name, layer in _layers(network):
-        sharded[name] = cast(FSDPModule, fully_shard(layer, mesh=mesh, mp_policy=lower, offload_policy=policy))
+        sharded[name] = fully_shard(layer, mesh=mesh, mp_policy=lower, offload_policy=policy)
     # `fully_shard` warns of outputs that are views, in case somebody should write into them.
     network.register_forward_hook(
         lambda _module, _inputs, found: {name: value.clone() for name, value in found.items()}
     )
     # Embeddings and heads, which autocast casts where that is right: a scalar head must be exact.
-    sharded["rest"] = cast(FSDPModule, fully_shard(network, mesh=mesh, offload_policy=policy))
+    sharded["rest"] = fully_shard(network, mesh=mesh, offload_policy=policy)
     for module in sharded.values():
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
@@ -66,8 +65,8 @@ def shard_network(
 
 def full_tensor(tensor: Tensor, device: torch.device) -> Tensor:
     """The whole of a sharded weight, on `device`, without a gradient; every process that has a part must ask for it."""
-    tensor = tensor.detach()
-    return tensor.to(device).full_tensor() if isinstance(tensor, DTensor) else tensor
+    tensor = tensor.detach().to(device) if isinstance(tensor, DTensor) else tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def own_part(full: Tensor, like: Tensor) -> Tensor:

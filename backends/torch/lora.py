@@ -103,7 +103,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
             yield name, public_name(f"{name}.{parameter}"), module
 
 
-def _parts(layer: Any) -> tuple[nn.Module, nn.Module]:
+def _parts(layer: Any) -> tuple[Any, Any]:
     """The two modules of an adapter."""
     return layer.lora_A[_ADAPTER], layer.lora_B[_ADAPTER]
 
@@ -115,7 +115,7 @@ def _delta(layer: Any, first: Tensor, second: Tensor) -> Tensor:
     own = [module._parameters["weight"] for module in modules]
     try:
         for module, weight in zip(modules, (first, second), strict=True):
-            module._parameters["weight"] = weight  # type: ignore[assignment]  # get_delta_weight only reads it
+            module._parameters["weight"] = weight  # get_delta_weight only reads it
         delta: Tensor = layer.get_delta_weight(_ADAPTER)
     finally:
         for module, parameter in zip(modules, own, strict=True):
