@@ -95,7 +95,7 @@ def test_a_killed_trainer_is_started_again_where_it_was(
 
 
 def test_a_killed_worker_of_an_extensions_role_is_started_again_and_the_step_played_again(
-    tmp_path: Path, cluster: Any, kill: Callable[..., None]
+    judged: None, tmp_path: Path, cluster: Any, kill: Callable[..., None]
 ) -> None:
     sections = {"extensions": ["judged", "herald"], "train": {"steps": 2, "prompts_per_step": 2}}
     train(small(tmp_path / "local", "checkpoint.every_steps=0", **sections))
