@@ -67,9 +67,7 @@ def main() -> None:
                     f"{'background' if background else 'waits':10} pause {pause:6.2f} s, complete after {whole:6.2f} s"
                 )
     waits, behind = (statistics.median(pause for pause, _ in found[way]) for way in (False, True))
-    print(
-        f"state of {size / 1e9:.2f} GB; pause {waits:.2f} s, behind {behind:.2f} s: {behind / waits:.3f} of it"
-    )
+    print(f"state of {size / 1e9:.2f} GB; pause {waits:.2f} s, behind {behind:.2f} s: {behind / waits:.3f} of it")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def memory_of(tensor: Tensor) -> Tensor:
 
 def bytes_of(memory: Sequence[Tensor], chunk: Iterable[Piece]) -> list[memoryview]:
     """The pieces of a chunk, of tensors given as `memory_of` gives them; views of those that are in main memory."""
-    return [memoryview(memory[piece.tensor][piece.start : piece.stop].cpu().numpy()) for piece in chunk]
+    return [memory[piece.tensor][piece.start : piece.stop].cpu().numpy().data for piece in chunk]
 
 
 def checksum(buffers: Iterable[Buffer]) -> int:

@@ -233,7 +233,8 @@ class Ray(Executor[RayConfig]):
         if cluster.is_private:
             import torch
 
-            variables["OMP_NUM_THREADS"] = str(torch.get_num_threads())  # as if it worked in this process
+            # As if they worked in this process: those of a role compute at the same time, and threads that wait spin.
+            variables["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // spec.count))
         else:
             variables["OMP_NUM_THREADS"] = str(max(1, int(spec.cpus)))
         if spec.devices and spec.visibility_variable is not None:

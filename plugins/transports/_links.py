@@ -143,7 +143,7 @@ class _Sender:
         """A message in a block. The block goes back to the sender with the last view of it."""
         whole = np.frombuffer(self._blocks[number], np.uint8, length)
         weakref.finalize(whole, self._release, number, use).atexit = False
-        return read_message(memoryview(whole))
+        return read_message(whole.data)
 
     def _release(self, number: int, use: int) -> None:
         """Runs wherever the last view is let go of, so it must not wait."""

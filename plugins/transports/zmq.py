@@ -79,7 +79,7 @@ class Zmq(Transport[ZmqConfig]):
             inbox.close()
             raise RunError(f"transport 'zmq' cannot listen on {host}: {error}") from error
         self._inboxes[name] = inbox
-        return inbox.last_endpoint.decode().rstrip("\0")
+        return inbox.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def _open(self, kind: int) -> zmq.Socket[bytes]:
         if self._context is None:
