@@ -87,8 +87,8 @@ def named(entries: Iterable[tuple[Entry, Tensor]]) -> Iterator[tuple[str, Tensor
 
 
 def unpacked(table: Table, arriving: Iterable[tuple[Entry, Tensor]]) -> Cargo:
-    """The cargo of a table whose tensors are arriving, in tensors of its own."""
-    tensors = [(entry, tensor.clone()) for entry, tensor in arriving]
+    """The cargo of a table whose tensors are arriving."""
+    tensors = list(arriving)
     weights, factors = tensors[: table.num_weights], [tensor for _, tensor in tensors[table.num_weights :]]
     adapters = [
         (name, LowRank(factors[2 * place], factors[2 * place + 1], scale, transposed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import warnings
@@ -40,31 +41,29 @@ class WeightReceiver:
         self.num_damaged = 0
 
     def receive(self, offer: Offer) -> Iterator[tuple[Entry, Tensor]]:
-        """The tensors of an offer, in order. Each may lie in memory that is the transport's, so it must be read before
-        the next is asked for.
+        """The tensors of an offer, in order, in memory of their own.
 
-        Raises RunError if a chunk is damaged too often, if nothing comes for too long, or if the sender is gone or says
-        that it failed.
+        Nothing that the transport lends is held while more is waited for, since others may need it. Raises RunError if
+        a chunk is damaged too often, if nothing comes for too long, or if the sender is gone or says that it failed.
         """
         self.num_damaged = 0
         if self.address not in offer.inboxes:  # a worker that stands in for a lost one
             self.say(offer, Kind.JOIN, text=self.address)
         pieces = self._pieces(offer)
         for entry in offer.table.entries:
-            if entry.num_bytes == 0:
-                yield entry, torch.empty(entry.shape, dtype=entry.torch_dtype)
-                continue
-            piece, buffer = next(pieces)
-            if piece.num_bytes == entry.num_bytes:
-                yield entry, _tensor(buffer, entry)
-                continue
             whole = torch.empty(entry.num_bytes, dtype=torch.uint8)
-            whole[: piece.stop] = _bytes(buffer)
-            while piece.stop < entry.num_bytes:
-                piece, buffer = next(pieces)
-                whole[piece.start : piece.stop] = _bytes(buffer)
+            num_read = 0
+            while num_read < entry.num_bytes:
+                num_read = _read(pieces, whole)
             yield entry, whole.view(entry.torch_dtype).reshape(entry.shape)
         next(pieces, None)  # says that the last chunk is taken
+        self._drain()
+
+    def _drain(self) -> None:
+        """Throw away what was sent twice: unread, it would hold memory that a transport needs for other receivers."""
+        with contextlib.suppress(TimeoutError):
+            while True:
+                self.hear(0.0)
 
     def _pieces(self, offer: Offer) -> Iterator[tuple[Piece, memoryview]]:
         """All pieces in order; a chunk is said to be taken when the piece behind it is asked for."""
@@ -97,7 +96,7 @@ class WeightReceiver:
 
 
 class _Chunks:
-    """The chunks of one offer as they come: those that are early wait here."""
+    """The chunks of one offer as they come: copies of those that are early wait here."""
 
     def __init__(self, receiver: WeightReceiver, offer: Offer) -> None:
         self._receiver = receiver
@@ -124,6 +123,7 @@ class _Chunks:
                 continue
             if self._keep(message, number):
                 heard = time.monotonic()
+            del message
         buffers = self._early.pop(number)
         if [len(buffer) for buffer in buffers] != [piece.num_bytes for piece in chunk]:
             raise RunError(f"chunk {number} of weights {self._offer.version} is whole, and not what was announced")
@@ -143,7 +143,8 @@ class _Chunks:
         if head.kind is Kind.FAILED:
             raise RunError(f"the sender of weights {self._offer.version} gave up: {bytes(message[1]).decode()}")
         if head.kind is Kind.CHUNK and head.chunk >= number:
-            self._early[head.chunk] = message[1:]
+            is_next = head.chunk == number
+            self._early[head.chunk] = message[1:] if is_next else [memoryview(bytes(each)) for each in message[1:]]
         return True
 
     def _ask_again(self, chunk: int, what: str) -> None:
@@ -159,16 +160,10 @@ class _Chunks:
         self._receiver.say(self._offer, Kind.AGAIN, chunk)
 
 
-def _bytes(buffer: memoryview) -> Tensor:
-    """A buffer as a row of bytes, in place."""
+def _read(pieces: Iterator[tuple[Piece, memoryview]], whole: Tensor) -> int:
+    """Copy the next piece to its place in a tensor's bytes; returns where it ends. Keeps nothing of it."""
+    piece, buffer = next(pieces)
     with warnings.catch_warnings():  # torch says once that this memory is not to be written to, and nobody does
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        return torch.frombuffer(buffer, dtype=torch.uint8)
-
-
-def _tensor(buffer: memoryview, entry: Entry) -> Tensor:
-    """A buffer as a whole tensor, in place where its numbers begin at a multiple of their size."""
-    found = _bytes(buffer)
-    if found.data_ptr() % entry.torch_dtype.itemsize:
-        found = found.clone()
-    return found.view(entry.torch_dtype).reshape(entry.shape)
+        whole[piece.start : piece.stop] = torch.frombuffer(buffer, dtype=torch.uint8)
+    return piece.stop

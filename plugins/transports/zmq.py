@@ -109,12 +109,19 @@ class Zmq(Transport[ZmqConfig]):
         end = None if timeout is None else time.monotonic() + timeout
         failed: dict[str, OSError] = {}
         trackers: dict[str, zmq.MessageTracker] = {}
-        for address in addresses:
-            outlet = self._outlet(address)
-            if not outlet.poll(_left_ms(end), zmq.POLLOUT):
-                failed[address] = TimeoutError(f"{address} took no message within {timeout} s")
-                continue
-            trackers[address] = _queue(outlet, buffers)
+        waiting = {self._outlet(address): address for address in addresses}
+        poller = zmq.Poller()
+        for outlet in waiting:
+            poller.register(outlet, zmq.POLLOUT)
+        while waiting:
+            ready = poller.poll(_left_ms(end))
+            if not ready:
+                break
+            for outlet, _ in ready:
+                poller.unregister(outlet)
+                trackers[waiting.pop(outlet)] = _queue(outlet, buffers)
+        for address in waiting.values():
+            failed[address] = TimeoutError(f"{address} took no message within {timeout} s")
         for address, tracker in trackers.items():
             try:
                 tracker.wait(-1 if end is None else max(0.0, end - time.monotonic()))

@@ -20,4 +20,4 @@ for line in sys.stdin:
         held = next(arriving)
         print("resting", flush=True)
         time.sleep(600)
-    print(fingerprint([(each, tensor.clone()) for each, tensor in named(arriving)]), flush=True)
+    print(fingerprint(named(arriving)), flush=True)
