@@ -14,6 +14,7 @@ from rollstock.defaults import DEFAULT_PLUGINS
 from rollstock.discovery import discover
 from rollstock.errors import PluginError, UserError
 from rollstock.folders import folder_for, path_error
+from rollstock.interfaces.transport import Transport
 from rollstock.kinds import Kind, get_kind
 from rollstock.scaffold.example import example_config
 from rollstock.sources import find_module
@@ -75,7 +76,8 @@ def _module_name(name: str) -> str:
 def _values(kind: Kind, name: str) -> dict[str, str]:
     """What the templates' places are filled with."""
     config = example_config(kind, name)
-    used = "" if kind.section else f" Nothing in a run chooses a {kind.name} by name yet: backends make one themselves."
+    needs_processes = kind.interface == Transport.__name__
+    used = f" `transport: {name}` chooses it in runs whose workers have processes of their own." * needs_processes
     return {
         "name": name,
         "kind": kind.name,
