@@ -64,7 +64,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     yield Site(path)
     for name in set(sys.modules) - before:
         module = sys.modules[name]
-        places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]  # a namespace has no file
+        path_of_package = getattr(module, "__path__", ())  # of torch's own namespaces, something else
+        inside = path_of_package if isinstance(path_of_package, Iterable) else ()
+        places = [getattr(module, "__file__", None), *inside]  # a namespace has no file
         if any(str(place).startswith(str(tmp_path)) for place in places):
             del sys.modules[name]
     _forget()

@@ -61,7 +61,8 @@ def test_a_plugin_for_another_api_is_listed_and_shown_as_such(site, capsys) -> N
     assert json.loads(capsys.readouterr().out)["api"] == 0
 
 
-def test_a_kind_without_plugins_says_so(capsys) -> None:
+def test_a_kind_without_plugins_says_so(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("importlib.metadata.distributions", lambda: [])
     assert main(["plugins", "transport"]) == 0
     assert "No plugin of the kind transport is installed." in capsys.readouterr().out
 
