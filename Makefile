@@ -17,7 +17,7 @@ export HF_HUB_OFFLINE := 1
 export WANDB_MODE := offline
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo test slow coverage lint format types docs wheel bench clean distclean
+.PHONY: help demo test slow cluster coverage lint format types docs wheel bench clean distclean
 
 help: ## list what make can do
 	@grep -hE '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -29,10 +29,13 @@ demo: $(VENV)/.demo ## train SmolLM2-135M to add single digits: under ten minute
 
 test: $(VENV)/.dev ## run the tests, those apart that take over ten seconds each
 	@rm -f .coverage .coverage.*
-	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" tests
+	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow and not cluster" tests
 
-slow: $(VENV)/.dev ## run those: runs that are killed, clusters, packages that are built and installed, examples that learn
+slow: $(VENV)/.dev ## run those: runs that are killed, packages that are built and installed, examples that learn
 	OMP_NUM_THREADS=1 $(PYTEST) -m slow --dist worksteal tests
+
+cluster: $(VENV)/.dev ## run the tests of many processes: faults played on Ray, sharded models; no continuous integration does
+	OMP_NUM_THREADS=1 $(PYTEST) -m cluster -n 1 tests
 
 coverage: $(VENV)/.dev ## say which lines of core/ were left out since `make test COVERAGE=yes`; fails under 90%
 	$(BIN)/python -m coverage combine -q

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import run_blocks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 PAGE = run_blocks.REPOSITORY / "docs" / "how-to" / "cluster.md"
 
 

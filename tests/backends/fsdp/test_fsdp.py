@@ -135,7 +135,7 @@ def test_the_conformance_kit_passes() -> None:
     check_backend("fsdp", options={"learning_rate": 1e-2})
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("options", "tolerance"),
@@ -201,20 +201,20 @@ def many(do_jobs: Any) -> dict[str, Any]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("count", ["1", "2"])
 @pytest.mark.parametrize("case", ANYWHERE)
 def test_any_number_of_processes_learns_what_torch_learns(many: dict[str, Any], count: str, case: str) -> None:
     assert_same(many[count][case], many["torch"][case])
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("case", [*CASES, "hybrid"])
 def test_however_a_model_is_spread_and_trained_it_learns_what_torch_learns(many: dict[str, Any], case: str) -> None:
     assert_same(many["4"][case], many["torch"][case])
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_lower_precision_is_that_of_torch_to_its_own_rounding_and_keeps_float32(many: dict[str, Any]) -> None:
     found, expected = many["4"]["bfloat16"], many["torch"]["bfloat16"]
     assert {tensor.dtype for part in found["tensors"].values() for tensor in part.values()} == {torch.float32}
@@ -222,7 +222,7 @@ def test_lower_precision_is_that_of_torch_to_its_own_rounding_and_keeps_float32(
     torch.testing.assert_close(found["column"], expected["column"], atol=0.2, rtol=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("case", COMPRESSED)
 def test_every_strategy_sends_compressed_gradients(many: dict[str, Any], case: str) -> None:
     found, plain = many["compressed"][case], many["4"]["grpo"]
@@ -235,7 +235,7 @@ def test_every_strategy_sends_compressed_gradients(many: dict[str, Any], case: s
         torch.testing.assert_close(found["column"], plain["column"], atol=0.3, rtol=0.3)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("by", ["torch", "1", "4"])
 def test_what_two_processes_saved_others_go_on_with(many: dict[str, Any], by: str) -> None:
     *curve, _ = many[f"loaded by {by}"]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from rollstock.export import export
 from rollstock.launch import resume, train
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 SIZE = {"train": {"steps": 4, "prompts_per_step": 4}, "checkpoint": {"every_steps": 2}}
 RAY = {"name": "ray", "dashboard": False, "object_store_memory": 100 << 20}
 WORKERS = [

@@ -16,7 +16,7 @@ from rollstock.testing import read_metrics
 
 from .conftest import assert_same, small
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from rollstock.launch import resume, train
 from ...conftest import steady_rows
 from .conftest import assert_same, small
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("one_thread")]
 
 LONGER = ("train.steps=4", "sampling.max_new_tokens=6")
 

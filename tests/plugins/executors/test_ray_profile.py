@@ -12,7 +12,7 @@ from rollstock.profile import ProfileSettings
 
 from .conftest import small
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 
 def test_workers_in_other_processes_record_themselves(tmp_path: Path, cluster: Any) -> None:

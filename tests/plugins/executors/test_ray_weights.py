@@ -12,7 +12,7 @@ from rollstock.testing import read_metrics
 
 from .conftest import assert_same, small
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("one_thread")]
 
 LORA = {"name": "torch", "learning_rate": 1e-2, "lora": {"rank": 2}}
 TWO = ["roles.rollout.count=2", "checkpoint.every_steps=0", "recovery.backoff_s=0.01"]
