@@ -62,7 +62,7 @@ def test_a_plugin_for_another_api_is_listed_and_shown_as_such(site, capsys) -> N
 
 
 def test_a_kind_without_plugins_says_so(capsys, monkeypatch) -> None:
-    monkeypatch.setattr("importlib.metadata.distributions", lambda: [])
+    monkeypatch.setattr("importlib.metadata.distributions", list)
     assert main(["plugins", "transport"]) == 0
     assert "No plugin of the kind transport is installed." in capsys.readouterr().out
 
