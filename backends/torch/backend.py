@@ -296,7 +296,7 @@ class PackedBackend(Backend[T]):
         if not bool(batch.flat("action_mask").any()):
             yield batch, None, None
         elif self._routing is None:
-            # A router counts last tokens too; so that one that changes nothing changes no bit, experts always read them.
+            # A router counts last tokens too; that one which changes nothing changes no bit, experts always read them.
             has_experts = hasattr(self._network.model.config, "num_experts_per_tok")
             keep_last = self._network.head == "score" or has_experts
             yield batch, make_layout(batch, share_prompts=self.config.share_prompts, keep_last=keep_last), None

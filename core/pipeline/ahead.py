@@ -232,8 +232,8 @@ class Ahead(Pipeline):
             self._is_ending = True
             self._changed.notify_all()
             running = [self._threads[name] for name in self._running]
-        # Without the lock: one that waits for it could not take note, and CPython 3.11 holds up a traced thread (coverage,
-        # a debugger) at its next call until it has.
+        # Without the lock: one that waits for it could not take note, and CPython 3.11 holds up a traced thread (by
+        # coverage, by a debugger) at its next call until it has.
         for thread in running:
             raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
             raise_in_thread(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_AbandonedError))
