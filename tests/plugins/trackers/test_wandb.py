@@ -7,7 +7,7 @@ import pytest
 
 from rollstock.plugins.trackers.wandb import Wandb, WandbConfig
 
-pytest.importorskip("wandb")
+wandb = pytest.importorskip("wandb")
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,8 @@ def started(info, state=None, **options):
 
 
 def everything(directory):
-    """All bytes that wandb wrote into the run's directory."""
+    """All bytes that wandb wrote into the run's directory; its own process may still write after a run has finished."""
+    wandb.teardown()
     files = [path for path in (directory / "wandb").rglob("*") if path.is_file()]
     assert files
     return b"".join(path.read_bytes() for path in files)
