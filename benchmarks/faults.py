@@ -164,8 +164,6 @@ class Bench:
         ends = [Clock.ends[step] for step in sorted(Clock.ends)]
         return statistics.median(after - before for before, after in itertools.pairwise(ends))
 
-    # -- faults ------------------------------------------------------------------------------------------------------
-
     def rollout_worker(self) -> Result:
         """kill -9 of a rollout worker, in the middle of generation"""
         return self.struck("rollout", Strike("rollout", "generate", by(signal.SIGKILL)), {"roles": two("rollout")})

@@ -91,8 +91,6 @@ class CheckpointStore:
         self._lock = LockFile(self.root / ".lock", f"the checkpoint folder {self.root}")
         self._sound: set[int] = set()  # steps of which this process has compared every byte
 
-    # -- writing -----------------------------------------------------------------------------------------------------
-
     def acquire(self) -> None:
         """Become the only writer and clear away what a killed one left; `save` and `prune` do so when needed.
 
@@ -209,8 +207,6 @@ class CheckpointStore:
                 trash = self.root / f".trash-{path.name}"
                 path.rename(trash)  # first the name, so that a half-removed folder is never looked at
                 shutil.rmtree(trash, ignore_errors=True)
-
-    # -- reading -----------------------------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
         """Steps whose checkpoint looks whole (manifest sealed, every file of the right size), oldest first."""

@@ -79,8 +79,6 @@ class Ahead(Pipeline):
         self._is_playing = self._is_held = self._is_ending = False
         self._seconds: dict[str, float] = {}
 
-    # -- the thread of the run ---------------------------------------------------------------------------------------
-
     def begin(self, run: Run) -> None:
         """See `Pipeline.begin`."""
         with self._interrupt.deferred(), self._changed:
@@ -296,8 +294,6 @@ class Ahead(Pipeline):
                 target=self._guarded, args=(name, targets[name]), name=f"rollstock-{name}", daemon=True
             )
             self._threads[name].start()
-
-    # -- the other threads -------------------------------------------------------------------------------------------
 
     def _guarded(self, name: str, target: Callable[[], None]) -> None:
         """Let the thread of the run raise what ends this one."""

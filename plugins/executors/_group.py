@@ -63,8 +63,6 @@ class RayGroup(WorkerGroup):
         """How many workers there are."""
         return len(self.processes)
 
-    # -- building ----------------------------------------------------------------------------------------------------
-
     def build(self, ranks: Sequence[int] | None = None) -> None:
         """Ask the processes of some ranks, by default of all, to build their workers."""
         count = self.spec.count
@@ -91,8 +89,6 @@ class RayGroup(WorkerGroup):
             self._worker_class, data_parallel_rank, where = reply.value
             self._ranks[part.rank] = data_parallel_rank
             part.process.pid, part.process.address, part.process.node = where
-
-    # -- calls -------------------------------------------------------------------------------------------------------
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """See `WorkerGroup.call`. The caller may be interrupted while it waits; the workers finish what they do."""
@@ -179,8 +175,6 @@ class RayGroup(WorkerGroup):
         else:
             self._meter.end(sent)
             sent.set_result(result)
-
-    # -- lost workers, and their number ------------------------------------------------------------------------------
 
     def may_replace(self, process: Process) -> bool:
         """Whether a lost process can be started again while the run goes on."""

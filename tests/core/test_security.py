@@ -89,9 +89,6 @@ def test_the_bomb_works(tmp_path: Path) -> None:
     assert (tmp_path / MARK).exists()
 
 
-# -- models ----------------------------------------------------------------------------------------------------------
-
-
 def model_folder(path: Path) -> dict[str, Any]:
     """A folder with the config and tokenizer of a model, and its config; the weights are left to others."""
     from rollstock.testing.models import tiny_model, tiny_tokenizer
@@ -140,9 +137,6 @@ def test_a_chat_template_cannot_reach_beyond_its_text(tmp_path: Path) -> None:
         encode_prompt(tokenizer, [{"role": "user", "content": "1"}])
 
 
-# -- checkpoints -----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one step."""
@@ -181,9 +175,6 @@ def test_a_pickle_in_a_checkpoint_is_refused_and_never_run(finished: Path, tmp_p
     assert not (tmp_path / MARK).exists()
 
 
-# -- data and configs ------------------------------------------------------------------------------------------------
-
-
 def read(environment: Any) -> list[str]:
     """The prompts of an environment."""
     environment.setup(0)
@@ -219,9 +210,6 @@ def test_a_config_cannot_name_code_of_python(tmp_path: Path, tag: str) -> None:
     assert not (tmp_path / MARK).exists()
 
 
-# -- plugins ---------------------------------------------------------------------------------------------------------
-
-
 def test_plugins_that_no_config_names_are_never_imported(
     site: Site, small_run: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -236,8 +224,6 @@ def test_plugins_that_no_config_names_are_never_imported(
         train(small_run(tmp_path / "other", rewards=["unwanted"]))
     assert (tmp_path / MARK).exists()
 
-
-# -- secrets ---------------------------------------------------------------------------------------------------------
 
 KEY = "very-secret-key-of-no-known-shape"
 
