@@ -27,7 +27,7 @@ demo: $(VENV)/.demo ## train SmolLM2-135M to add single digits: under ten minute
 	$(BIN)/rollstock train examples/demo.yaml --overwrite
 	@$(BIN)/python examples/before_after.py runs/demo
 
-test: $(VENV)/.dev ## run the tests, those apart that take over ten seconds each
+test: $(VENV)/.dev ## run the tests, those apart that take over five seconds each
 	@rm -f .coverage .coverage.*
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow and not cluster" tests
 

@@ -81,6 +81,7 @@ def test_a_shared_backbone_has_no_critic_to_warm_up(small_run, tmp_path):
         choose(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [0, 2])
 def test_a_run_on_a_shared_backbone_resumes_to_the_bit(lora, small_run, tmp_path, break_update, assert_same_run):
     options = {"backend": {"name": "torch", "learning_rate": 1e-2, "lora": {"rank": lora}}, "algorithm": SHARED}
@@ -126,6 +127,7 @@ def test_a_reward_model_is_trained_resumed_and_exported(small_run, tmp_path, pai
     assert model.config.pad_token_id is None  # it ends responses as well
 
 
+@pytest.mark.slow
 def test_a_trained_reward_model_scores_a_run(small_run, tmp_path, pairs):
     sections = {"algorithm": "reward_model", "environment": {**pairs, "heldout_fraction": 0.3}}
     overrides = ("train.steps=2", "train.prompts_per_step=8")

@@ -117,6 +117,7 @@ def test_a_signal_leaves_a_checkpoint_and_says_how_to_resume(
     assert_same_run(run, uninterrupted)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(
     config_file, uninterrupted, tmp_path, assert_same_run
 ):

@@ -69,6 +69,7 @@ def test_a_reader_that_has_seen_enough_changes_nothing(arguments: str, code: int
 
 
 @needs_full
+@pytest.mark.slow
 @pytest.mark.parametrize(("output", "code"), [("> /dev/full", 1), ("| true", 0), ("2> /dev/full", 0)])
 def test_a_run_goes_on_whatever_becomes_of_its_output(small_run, tmp_path: Path, output: str, code: int) -> None:
     values = small_run(tmp_path / "run", "train.steps=2", trackers=["console", "jsonl"]).to_dict()

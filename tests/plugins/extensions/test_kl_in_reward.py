@@ -118,6 +118,7 @@ def test_ppo_is_charged_as_by_its_own_option(steps_of_run):
     assert charged[1]["actor/kl_coef"] > 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_the_same_coefficient(steps_of_run, tmp_path):
     sections = {"extensions": [{"name": "kl_in_reward", "coef": 0.1, "control": "ratio", "target": 5.0}]}
     overrides = ["train.steps=3", "checkpoint.every_steps=1"]
