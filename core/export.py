@@ -10,8 +10,10 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -61,7 +63,7 @@ def export(
     temporary = to.with_name(f".{to.name}.tmp-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        with folder_for(to.parent):
+        with folder_for(to.parent), _removed_at_last(temporary):
             shutil.copytree(directory.model, temporary)
             _write_weights(weights, temporary, dtype)
             _write_router(checkpoint, temporary)
@@ -72,9 +74,15 @@ def export(
     except OSError as error:
         message = f"the export to {to} failed, and nothing of it is left"
         raise path_error(error, message, "choose another --to") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return to
+
+
+@contextmanager
+def _removed_at_last(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_router(checkpoint: Checkpoint, folder: Path) -> None:
@@ -167,9 +175,16 @@ def _cast(weights: dict[str, Tensor], dtype: Dtype) -> dict[str, Tensor]:
 def _write_weights(weights: dict[str, Tensor], folder: Path, dtype: Dtype) -> None:
     """As safetensors, in shards where the model is large, with the data type in the config."""
     from huggingface_hub import save_torch_state_dict
+    from safetensors import SafetensorError
 
     _remove(folder.glob("*.safetensors"))
-    save_torch_state_dict({name: tensor.cpu() for name, tensor in weights.items()}, folder)
+    try:
+        save_torch_state_dict({name: tensor.cpu() for name, tensor in weights.items()}, folder)
+    except SafetensorError as error:  # it has what the system said in its text alone
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) from error
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)

@@ -89,12 +89,13 @@ class Recovery:
         began, broken = time.monotonic(), run.step
         logger.warning("%s; it is started again (%d of %d)", error, self._num_restarts, self._settings.max_restarts)
         point = self._newest(run)
-        rebuilt = run.executor.recover(() if point.tensors else TRAINED_ROLES)
-        restore(run, point)
-        run.trackers.rewind(run_info(run, point.step or None), point.state["trackers"])
-        for role, ranks in rebuilt.items():
-            for rank in ranks:
-                run.manager.hook.rollstock_worker_started(run=run, role=role, rank=rank)
+        with run.pipeline.pausing():
+            rebuilt = run.executor.recover(() if point.tensors else TRAINED_ROLES)
+            restore(run, point)
+            run.trackers.rewind(run_info(run, point.step or None), point.state["trackers"])
+            for role, ranks in rebuilt.items():
+                for rank in ranks:
+                    run.manager.hook.rollstock_worker_started(run=run, role=role, rank=rank)
         seconds = time.monotonic() - began
         run.record_event(
             {

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from rollstock.checkpoint import CheckpointStore, CheckpointWriter
     from rollstock.manager import PluginManager
     from rollstock.schema import RunConfig
+    from rollstock.weightsync.deliver import Delivered
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class Run:
     position: int = 0
     version: int = 0
     fingerprint: str = ""
+    delivered: Delivered | None = None
     num_empty_steps: int = 0
     last_evaluation: dict[str, float] = field(default_factory=dict)
     saved_step: int = 0

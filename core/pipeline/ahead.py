@@ -137,6 +137,12 @@ class Ahead(Pipeline):
         return Scores([total for total, _ in pairs], [dict(parts) for _, parts in pairs], metrics)
 
     @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """See `Pipeline.pausing`. A request that is under way is waited for, as the generator's thread does."""
+        with self._rollout.turns:
+            yield
+
+    @contextmanager
     def updating(self) -> Iterator[None]:
         """See `Pipeline.updating`."""
         if not self._is_async:

@@ -63,6 +63,11 @@ class Pipeline:
         return scores
 
     @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """While workers are started again, nobody generates: one that was built anew has no weights yet."""
+        yield
+
+    @contextmanager
     def updating(self) -> Iterator[None]:
         """While the weights of the generators change, nobody generates."""
         yield

@@ -1,8 +1,9 @@
 """An exported model loads in plain transformers and is the checkpoint's policy; its card tells how it was trained."""
 
 import json
+import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,23 @@ def test_a_place_that_cannot_be_written_is_the_users_to_change(run: Path, tmp_pa
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match=r"nothing of it is left: .*; choose another --to"):
         export(run, tmp_path / "file" / "out")
+
+
+@pytest.fixture
+def small_files(run: Path) -> Iterator[None]:
+    """Once the run is there, no file may grow over 30 kB, as on a disk that is full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.usefixtures("small_files")
+def test_weights_that_find_no_room_are_a_failure_in_words_and_leave_nothing(run: Path, tmp_path: Path) -> None:
+    to = tmp_path / "new" / "model"
+    with pytest.raises(RunError, match=f"the export to {to} failed, and nothing of it is left: File too large$"):
+        export(run, to)
+    assert not to.parent.exists()
 
 
 @pytest.mark.parametrize(
