@@ -1,11 +1,13 @@
-"""A GRPO step of rollstock against one of TRL's, on the same machine, model, prompts and lengths, as ratios.
+"""A GRPO step of rollstock against one of TRL's, or its generation against vLLM's, as ratios.
 
-Both sides train in float32 on the CPU with the same number of threads: 8 prompts x 8 samples x exactly 32 tokens
-unless told otherwise. Runs alternate, the first step of each is dropped, and medians over all runs are compared.
-Nothing else may run meanwhile: spinning threads of a neighbour ruin both sides, and not equally.
+Both sides have the same machine, model, prompts and lengths, and compute in float32 on the CPU with the same number of
+threads: 8 prompts x 8 samples x exactly 32 tokens unless told otherwise. Runs alternate, the first step of each is
+dropped, and medians over all runs are compared. Nothing else may run meanwhile: spinning threads of a neighbour ruin
+both sides, and not equally.
 
     python -m venv .venv-trl && .venv-trl/bin/pip install torch==2.13.0 trl==1.16.0 accelerate datasets
     python benchmarks/grpo_step.py --peer trl --peer-python .venv-trl/bin/python
+    python benchmarks/grpo_step.py --peer vllm --peer-python VENV/bin/python --models smollm2
     python benchmarks/grpo_step.py --models tiny --rounds 1
 
 Without `--peer` only rollstock's figures are printed. SmolLM2 is looked for where `examples/prepare_smollm2.py` puts
@@ -28,6 +30,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 SMOLLM2 = ROOT / "models" / "smollm2-135m-instruct"
 WARM_UP = 1
+PEERS = {"trl": "TRL", "vllm": "vLLM"}
 TINY = {
     "model_type": "llama",
     "hidden_size": 128,
@@ -124,16 +127,16 @@ def ours(model: Path, job: dict[str, Any], folder: Path, overrides: list[str]) -
     return {"rows": rows, "peak_gib": usage.ru_maxrss / 2**20}
 
 
-def trl(model: Path, job: dict[str, Any], folder: Path, python: str) -> dict[str, Any]:
-    """Run TRL under its own Python."""
+def theirs(peer: str, model: Path, job: dict[str, Any], folder: Path, python: str) -> dict[str, Any]:
+    """Run a peer under its own Python."""
     (folder / "job.json").write_text(json.dumps(job))
     environment = {**os.environ, "OMP_NUM_THREADS": str(job["threads"]), "HF_HUB_OFFLINE": "1"}
-    script = ROOT / "benchmarks" / "peers" / "trl_step.py"
+    script = ROOT / "benchmarks" / "peers" / f"{peer}_step.py"
     done = subprocess.run(
         [python, str(script), str(model), str(folder / "job.json")], env=environment, capture_output=True, text=True
     )
     if done.returncode:
-        raise SystemExit(f"error: TRL ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        raise SystemExit(f"error: {PEERS[peer]} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -145,37 +148,34 @@ def medians(results: list[dict[str, Any]]) -> dict[str, float]:
     return {**found, "peak_gib": statistics.median(result["peak_gib"] for result in results)}
 
 
-def report(model: str, job: dict[str, Any], mine: dict[str, float], peer: dict[str, float] | None) -> str:
-    """The table of one model."""
+def report(model: str, job: dict[str, Any], mine: dict[str, float], peer: str, their: dict[str, float]) -> str:
+    """The table of one model; `their` has what the peer does, nothing without one."""
     tokens = len(job["prompts"]) * job["group_size"] * job["new_tokens"]
-    rows = [
-        ("whole step, s", "step"),
-        ("generation, s", "generation"),
-        ("training, s", "training"),
-        ("rest, s", "rest"),
-    ]
+    name = PEERS.get(peer, "")
     lines = [f"{model}: {len(job['prompts'])} prompts x {job['group_size']} samples x {job['new_tokens']} tokens"]
-    for label, name in rows:
-        line = f"  {label:<22}{mine[name]:9.3f}"
-        if peer:
-            line += f"  TRL {peer[name]:9.3f}  TRL / rollstock {peer[name] / mine[name]:6.2f}"
+    for label, part in (("whole step", "step"), ("generation", "generation"), ("training", "training")):
+        line = f"  {label + ', s':<22}{mine[part]:9.3f}"
+        if part in their:
+            line += f"  {name} {their[part]:9.3f}  {name} / rollstock {their[part] / mine[part]:6.2f}"
         lines.append(line)
+    lines.append(
+        f"  {'rest, s':<22}{mine['rest']:9.3f}" + (f"  {name} {their['rest']:9.3f}" if "rest" in their else "")
+    )
     line = f"  {'generated tokens/s':<22}{tokens / mine['generation']:9.0f}"
-    lines.append(line + (f"  TRL {tokens / peer['generation']:9.0f}" if peer else ""))
+    lines.append(line + (f"  {name} {tokens / their['generation']:9.0f}" if their else ""))
     # What is neither the engine's, nor training, nor reward: tasks, tokens, advantages, weights, metrics, files.
     lines.append(f"  {'loop, % of a step':<22}{100 * mine['loop'] / mine['step']:9.2f}")
     line = f"  {'peak memory, GiB':<22}{mine['peak_gib']:9.2f}"
-    if peer:
-        line += f"  TRL {peer['peak_gib']:9.2f}  rollstock / TRL {mine['peak_gib'] / peer['peak_gib']:6.2f}"
-    lines.append(line)
-    return "\n".join(lines)
+    if "step" in their:  # a peer that only generates needs less
+        line += f"  {name} {their['peak_gib']:9.2f}  rollstock / {name} {mine['peak_gib'] / their['peak_gib']:6.2f}"
+    return "\n".join([*lines, line])
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer", choices=["trl"], help="whom to compare with; default: nobody")
-    parser.add_argument("--peer-python", default=".venv-trl/bin/python", help="the Python that has the peer")
+    parser.add_argument("--peer", choices=list(PEERS), default="", help="whom to compare with; default: nobody")
+    parser.add_argument("--peer-python", help="the Python that has the peer; default: .venv-PEER/bin/python")
     parser.add_argument("--models", nargs="+", choices=["smollm2", "tiny"], default=["tiny", "smollm2"])
     parser.add_argument("--rounds", type=int, default=2, help="runs of each side, alternating")
     parser.add_argument("--steps", type=int, default=4, help="steps of each run, the first of which is dropped")
@@ -208,9 +208,10 @@ def main(arguments: list[str] | None = None) -> int:
                 began = time.perf_counter()
                 mine.append(ours(model, this, folder, options.set))
                 if options.peer:
-                    peers.append(trl(model, this, folder, options.peer_python))
+                    python = options.peer_python or f".venv-{options.peer}/bin/python"
+                    peers.append(theirs(options.peer, model, this, folder, python))
                 print(f"  ({name}, a round in {time.perf_counter() - began:.0f} s)", file=sys.stderr, flush=True)
-            print(report(name, this, medians(mine), medians(peers) if peers else None), flush=True)
+            print(report(name, this, medians(mine), options.peer, medians(peers) if peers else {}), flush=True)
     return 0
 
 
