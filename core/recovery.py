@@ -17,6 +17,7 @@ from rollstock.checkpoint import Checkpoint, CheckpointCorruptError, CheckpointN
 from rollstock.errors import RunError, WorkerLostError
 from rollstock.metrics import Metric
 from rollstock.restart import TRAINED_ROLES, Tensors, controller_state, plugin_states, restore, run_info, trained
+from rollstock.weightsync.deliver import sync_weights
 
 if TYPE_CHECKING:
     from rollstock.run import Run
@@ -93,6 +94,9 @@ class Recovery:
             rebuilt = run.executor.recover(() if point.tensors else TRAINED_ROLES)
             restore(run, point)
             run.trackers.rewind(run_info(run, point.step or None), point.state["trackers"])
+            if run.pipeline.runs_ahead:  # which asks for more before the loop brings weights
+                run.version = max(run.progress.version - 1, 0)
+                sync_weights(run)
             for role, ranks in rebuilt.items():
                 for rank in ranks:
                     run.manager.hook.rollstock_worker_started(run=run, role=role, rank=rank)

@@ -64,7 +64,8 @@ class Pipeline:
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
-        """While workers are started again, nobody generates: one that was built anew has no weights yet."""
+        """While a run is put back, nobody generates: a worker that is built anew has no weights yet, and others have
+        those of a step that is played again."""
         yield
 
     @contextmanager
