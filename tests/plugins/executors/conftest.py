@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -133,9 +134,12 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`kill(role, method, number)`: the last worker of a role is killed in its so-and-so-manieth call of a method."""
+    """`kill(role, method, number)`: the last worker of a role is killed in its so-and-so-manieth call of a method;
+    stopped_s: for so many seconds it does nothing before."""
 
-    def arm(role: str, method: str, number: int, *, by: signal.Signals = signal.SIGKILL) -> None:
+    def arm(
+        role: str, method: str, number: int, *, by: signal.Signals = signal.SIGKILL, stopped_s: float = 0.0
+    ) -> None:
         from rollstock.plugins.executors._group import RayGroup
 
         send, left = RayGroup.send, [number]
@@ -145,7 +149,10 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             if (self.role, called) == (role, method):
                 left[0] -= 1
                 if left[0] == 0:
-                    os.kill(self.processes[-1].pid, by)
+                    pid = self.processes[-1].pid
+                    os.kill(pid, signal.SIGSTOP if stopped_s else by)
+                    if stopped_s:
+                        threading.Timer(stopped_s, os.kill, (pid, by)).start()
             return sent
 
         monkeypatch.setattr(RayGroup, "send", killing)

@@ -18,9 +18,10 @@ from rollstock.plugins.executors._group import RayGroup
 
 from .conftest import assert_same, small
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("judged")
 def test_ppo_on_two_nodes_with_many_workers_equals_one_process(
     tmp_path: Path, cluster: Any, capfd: pytest.CaptureFixture[str]
@@ -38,6 +39,7 @@ def test_ppo_on_two_nodes_with_many_workers_equals_one_process(
     assert {path.name for path in (tmp_path / "ray/logs").iterdir()} == {*logs, "actor-0.log", "controller.log"}
 
 
+@pytest.mark.cluster
 @pytest.mark.usefixtures("judged")
 @pytest.mark.parametrize(("role", "method"), [("reward", "score"), ("actor", "update")])
 def test_without_retries_and_restarts_a_killed_worker_ends_the_run_and_a_resumed_one_equals_an_undisturbed_one(
@@ -102,6 +104,7 @@ def listening(pids: set[int]) -> set[str]:
     return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="the kernel's tables are Linux's")
 def test_ctrl_c_ends_everything_and_until_then_ray_listens_to_this_machine_alone(tmp_path: Path) -> None:
     (tmp_path / "demo.yaml").write_text(CONFIG)
@@ -130,6 +133,7 @@ def test_ctrl_c_ends_everything_and_until_then_ray_listens_to_this_machine_alone
     assert not [command for pid, command in everyone.items() if Path(f"/proc/{pid}/exe").exists()]
 
 
+@pytest.mark.cluster
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="the kernel's tables are Linux's")
 def test_a_killed_controller_leaves_no_process_behind_and_the_resumed_run_equals_an_undisturbed_one(
     tmp_path: Path,

@@ -68,15 +68,42 @@ def test_adapters_alone_give_the_same_numbers(tmp_path: Path, local: Any, cluste
     assert_same(tmp_path / "ray", local(backend=LORA), other_counts=True)
 
 
-@pytest.mark.parametrize("sections", [{}, {"weight_sync": {"content": "adapters"}, "backend": LORA}])
-def test_a_generator_that_is_killed_while_weights_arrive_is_replaced(
-    tmp_path: Path, local: Any, cluster: Any, kill: Callable[..., None], sections: dict[str, Any]
+SEVERAL_CHUNKS = {
+    "tokenizer": {"characters": "0123456789+="},
+    "config": {
+        "model_type": "llama",
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32,
+    },
+}
+"""A model of 7 MB: more chunks than are on their way to a generator at once."""
+
+
+@pytest.mark.parametrize("transport", ["shm", "zmq"])
+def test_a_generator_that_is_killed_while_weights_arrive_is_replaced_and_holds_up_nobody(
+    tmp_path: Path, local: Any, cluster: Any, kill: Callable[..., None], transport: str
 ) -> None:
-    if sections:
-        pytest.importorskip("peft")
+    if transport == "zmq":
+        pytest.importorskip("zmq")
     ray = {"name": "ray", "address": cluster.address}
-    kill("rollout", "take_weights", 2)
-    train(small(tmp_path / "ray", *TWO, executor=ray, transport="shm", **sections))
-    backend = {"backend": sections["backend"]} if sections else {}
-    assert_same(tmp_path / "ray", local(**backend), other_counts=True)
+    kill("rollout", "take_weights", 2, stopped_s=0.5)  # with chunks that it has not taken
+    options = [*TWO, "weight_sync.chunk_mib=1"]
+    train(small(tmp_path / "ray", *options, executor=ray, transport=transport, model=SEVERAL_CHUNKS))
+    assert_same(tmp_path / "ray", local(model=SEVERAL_CHUNKS), other_counts=True)
+    assert sums(tmp_path / "ray")["recovery/num_replaced"] == 1
+
+
+@pytest.mark.parametrize("method", ["weights_inbox", "take_weights", "fingerprint"])
+def test_a_generator_that_is_killed_anywhere_in_a_sync_of_adapters_is_replaced(
+    tmp_path: Path, local: Any, cluster: Any, kill: Callable[..., None], method: str
+) -> None:
+    pytest.importorskip("peft")
+    ray = {"name": "ray", "address": cluster.address}
+    kill("rollout", method, 2)
+    train(small(tmp_path / "ray", *TWO, "weight_sync.content=adapters", executor=ray, transport="shm", backend=LORA))
+    assert_same(tmp_path / "ray", local(backend=LORA), other_counts=True)
     assert sums(tmp_path / "ray")["recovery/num_replaced"] == 1
