@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 
 import pytest
 import torch
@@ -116,6 +117,17 @@ def test_an_engine_that_reports_older_weights_than_it_was_given_is_found_out(toy
     ahead.run.version = 5
     with pytest.raises(RunError, match="token of version 1 is to be trained on with version 5.*rollout engine report"):
         ahead.step()
+
+
+@pytest.mark.parametrize("mode", ["double_buffer", "async"])
+def test_nobody_generates_while_a_run_is_put_back(toy, mode):
+    ahead = toy(mode, steps=2)
+    with ahead.pipeline.pausing():
+        ahead.pipeline.next_tasks(ahead.run)  # starts the generator's thread
+        while not ahead.run.roles["rollout"].turns._waiting:
+            time.sleep(0.001)
+        assert ahead.engine.calls == []
+    assert ahead.step().task_ids == ["0", "0", "1", "1"]
 
 
 @pytest.mark.parametrize("mode", ["double_buffer", "async"])
