@@ -54,7 +54,9 @@ def test_where_there_is_no_room_the_run_goes_on_with_fewer(
     sizes = ["roles.actor.cpus=2", "roles.rollout.cpus=4", "roles.reward.cpus=1", "train.steps=2"]
     train(small(tmp_path / "ray", *sizes, executor=ray, scheduler={"name": "elastic"}))
     assert column(tmp_path / "ray", "scheduler/rollout_workers") == [1.0]
-    assert any("no more workers of rollout: the 1 workers of rollout ask for 4 CPU beside" in text for text in caplog.messages)
+    assert any(
+        "no more workers of rollout: the 1 workers of rollout ask for 4 CPU beside" in text for text in caplog.messages
+    )
 
 
 def test_the_load_that_is_measured_makes_an_idle_worker_leave(tmp_path: Path, cluster: Any) -> None:
