@@ -163,7 +163,7 @@ def refuse_backends(config: RunConfig, roles: Sequence[str], manager: PluginMana
     for role in MODEL_ROLES:
         if role not in roles:
             continue
-        backend = manager.create_as(Backend, {**config.backend, **config.role(role).backend})
+        backend = manager.create_as(Backend, config.engine_of(role))
         problems += backend.validate(config, role)
         if role == "actor" and config.weight_sync.content == "adapters" and _lacks_adapters(type(backend)):
             problems.append(
@@ -202,7 +202,7 @@ def worker_problems(
     for spec in specs:
         if spec.role not in MODEL_ROLES or spec.count == 1 or not executor.shares_memory:
             continue
-        if parts.manager.load_as(Backend, {**config.backend, **config.role(spec.role).backend}).trains_together:
+        if parts.manager.load_as(Backend, config.engine_of(spec.role)).trains_together:
             yield (
                 f"roles.{spec.role}.count: {spec.count} workers that train together need processes of their own, and "
                 f"the executor {executor.plugin_name!r} keeps all in one: choose one that starts some, or set it to 1"

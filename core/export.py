@@ -133,7 +133,7 @@ def _plain_weights(directory: RunDirectory, checkpoint: Checkpoint) -> dict[str,
     config = load_run_config(directory.config)
     _use_own_model(config, directory)
     manager = make_manager(config.plugins.block)
-    backend = manager.create_as(Backend, {**config.backend, **config.role("actor").backend})
+    backend = manager.create_as(Backend, config.engine_of("actor"))
     head = manager.create_as(Algorithm, config.algorithm).actor_head()
     spec = dataclasses.replace(model_spec(config, load_tokenizer(config.model)), head=head)
     try:

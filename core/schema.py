@@ -306,6 +306,19 @@ class RunConfig:
         """The settings of one role; the defaults where the config does not speak of it."""
         return self.roles.get(name, RoleSection())
 
+    def engine_of(self, role: str) -> Section:
+        """The section of a role's backend (of the rollout role: its engine): the run's, with what the role has of its
+        own put over it. An error in it says where in the file it is wrong."""
+        shared, own = self.rollout if role == "rollout" else self.backend, self.role(role).backend
+        if not own:
+            return shared
+        place = f"roles.{role}.backend"
+        origins = {key: origin for key, origin in shared.origins.items() if key.partition(".")[0] not in own}
+        for path, origin in self.origins.items():
+            if path.startswith(f"{place}."):
+                origins[path.removeprefix(f"{place}.")] = origin
+        return Section({**shared, **own}, place=place, origins=origins)
+
     def check_roles(self, others: Collection[str]) -> None:
         """Raise ConfigError, with its place in the file, for a role in the config that is neither the core's nor one of
         `others`."""

@@ -38,15 +38,11 @@ def complete_config(config: RunConfig, manager: PluginManager) -> RunConfig:
 def _check_roles(config: RunConfig, manager: PluginManager) -> None:
     """Check the options that a role has of its own against the plugin that will get them."""
     for role in config.roles:
-        own = config.role(role).backend
-        if not own:
+        if not config.role(role).backend:
             continue
         place = f"roles.{role}.backend"
         if role == "reward":
             raise ConfigError(f"{place}: the reward role has no backend; its processes are set in reward_limits")
         if role not in CORE_ROLES:
             raise ConfigError(f"{place}: only {', '.join(CORE_ROLES)} have a backend or an engine of the core's")
-        kind = "rollout" if role == "rollout" else "backend"
-        prefix = f"{place}."
-        origins = {key.removeprefix(prefix): o for key, o in config.origins.items() if key.startswith(prefix)}
-        manager.complete(kind, Section({**getattr(config, kind), **own}, place=place, origins=origins))
+        manager.complete("rollout" if role == "rollout" else "backend", config.engine_of(role))

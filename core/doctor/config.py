@@ -115,8 +115,8 @@ def _device_and_memory(config: RunConfig, parts: Parts, model: ModelFacts, lengt
     limit = config.sampling.max_prompt_tokens
     load = Load(
         roles=tuple(parts.roles),
-        backend={**config.backend, **config.role("actor").backend},
-        rollout={**config.rollout, **config.role("rollout").backend},
+        backend=config.engine_of("actor"),
+        rollout=config.engine_of("rollout"),
         scheduler=config.scheduler,
         copies_weights=config.pipeline.mode != "sync",
         num_sequences=config.train.prompts_per_step * parts.algorithm.samples_per_prompt,

@@ -56,7 +56,7 @@ class ModelWorker(ProfiledWorker):
         self.algorithm = manager.create_as(Algorithm, config.algorithm)
         # Nobody sampled what an offline algorithm trains on, so no sampling temperature is its.
         self.temperature = 1.0 if self.algorithm.offline else config.sampling.temperature or 1.0
-        self.backend = manager.create_as(Backend, {**config.backend, **config.role(role).backend})
+        self.backend = manager.create_as(Backend, config.engine_of(role))
         self.backend.use_workers(rank, world_size)
         compressor = manager.create_as(Compressor, config.compressor)
         if role != "reference" and world_size > 1 and not compressor.is_identity:

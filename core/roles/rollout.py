@@ -34,7 +34,7 @@ class RolloutWorker(ProfiledWorker):
         self.rank = rank
         self.device = manager.create_as(Device, config.device)
         self.device.activate(device_index(self.device, rank))
-        self.engine = manager.create_as(Rollout, {**config.rollout, **config.role("rollout").backend})
+        self.engine = manager.create_as(Rollout, config.engine_of("rollout"))
         self.router = manager.create_as(Router, config.router) if config.router else None
         if self.router is not None:
             self.engine.use_router(self.router)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,7 @@ _STARTING = {
 # speaks of other systems, every part of Ray listens on the loopback device alone. The second is Ray's default for a
 # cluster of one, said aloud, so that Ray does not.
 _LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
+_KNOCK_S = 10.0  # for a cluster's port to be reached
 
 
 class _ToLog(logging.Handler):
@@ -71,7 +73,7 @@ class Cluster:
 
         Raises PluginError if Ray is not installed, ConfigError if nothing answers there, RunError if it does not start.
         """
-        address = config.address or os.environ.get("RAY_ADDRESS")
+        address = config.address or _from_environment()
         is_early = not address and "ray" not in sys.modules
         for name, value in {**_QUIET, **(_LOCAL if is_early else {})}.items():
             os.environ.setdefault(name, value)
@@ -86,15 +88,31 @@ class Cluster:
             if not address:
                 guard = Guard()
                 ends.callback(guard.close)
+            if address:
+                _knock(address)
+            elif config.temp_directory:
+                os.makedirs(config.temp_directory, exist_ok=True)
             with _set_for_now(_STARTING):
                 context = ray.init(address=address or "local", **_arguments(config, starts=not address))
             ends.callback(ray.shutdown)
             _hush(ray)
         except ConnectionError as error:
             ends.close()
+            named = "executor.address" if config.address else "RAY_ADDRESS"
             raise ConfigError(
-                f"executor.address: no Ray cluster answers at {address!r} ({_line(error)}). `ray status --address "
+                f"{named}: no Ray cluster answers at {address!r} ({_line(error)}). `ray status --address "
                 f"{address}` should list its nodes; leave the address out to start Ray on this machine"
+            ) from error
+        except (ValueError, TypeError) as error:
+            ends.close()
+            raise ConfigError(f"executor: Ray refuses these options: {_line(error)}") from error
+        except OSError as error:
+            ends.close()
+            if config.temp_directory is None:
+                raise RunError(f"Ray cannot be started: {_line(error)}") from error
+            raise ConfigError(
+                f"executor.temp_directory: Ray cannot keep its files in {config.temp_directory!r} ({_line(error)}); "
+                "choose another directory, or leave it out"
             ) from error
         except Exception as error:
             ends.close()
@@ -113,6 +131,41 @@ class Cluster:
         """End what was started, or leave what was joined."""
         if self._ends is not None:
             self._ends.close()
+
+
+def check_address(address: str) -> None:
+    """Raise ValueError unless an address is one of a cluster that can be joined from a machine of its own."""
+    if "://" in address:
+        raise ValueError(
+            f"`address` {address!r} is one of Ray's client, which keeps the run apart from the object store: start the "
+            "run on a machine of the cluster, with `auto`"
+        )
+    _host, colon, port = address.rpartition(":")
+    if address != "auto" and not (colon and _host and port.isdecimal() and 0 < int(port) < 65536):
+        raise ValueError(f"`address` {address!r} is neither `auto` nor host:port")
+
+
+def _from_environment() -> str:
+    """The address in RAY_ADDRESS; empty if there is none, or Ray is to be started here."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address in ("", "local"):
+        return ""
+    try:
+        check_address(address)
+    except ValueError as error:
+        raise ConfigError(f"RAY_ADDRESS: {error}".replace("`address` ", "")) from None
+    return address
+
+
+def _knock(address: str) -> None:
+    """Raise ConnectionError if nobody listens where Ray would look for the cluster: it tries for many minutes."""
+    from ray._private.services import canonicalize_bootstrap_address_or_die
+
+    host, _, port = canonicalize_bootstrap_address_or_die(address).rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
+    except OSError as error:
+        raise ConnectionError(f"{host}:{port}: {error.strerror or error}") from error
 
 
 def _arguments(config: RayConfig, *, starts: bool) -> dict[str, Any]:

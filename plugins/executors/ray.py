@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from rollstock import ConfigError, Executor, Run, RunError, WorkerGroup, WorkerSpec, hookimpl, option
-from rollstock.plugins.executors._cluster import Cluster
+from rollstock.plugins.executors._cluster import Cluster, check_address
 from rollstock.plugins.executors._group import RayGroup
 from rollstock.plugins.executors._host import Surroundings
 from rollstock.plugins.executors._places import Places
@@ -79,11 +79,10 @@ class RayConfig:
     )
 
     def __post_init__(self) -> None:
-        if "://" in self.address:
-            raise ValueError(
-                f"`address` {self.address!r} is one of Ray's client, which keeps the run apart from the object store: "
-                "start the run on a machine of the cluster, with `auto`"
-            )
+        if self.address:
+            check_address(self.address)
+        if self.temp_directory is not None and not os.path.isabs(self.temp_directory):
+            raise ValueError(f"`temp_directory` {self.temp_directory!r} must be an absolute path, for Ray's processes")
         given = [name for name in _STARTS if getattr(self, name) is not None]
         if self.address and given:
             raise ValueError(f"`address` joins a Ray that runs already, so `{given[0]}` is that one's to set")
@@ -109,6 +108,13 @@ class Ray(Executor[RayConfig]):
         self._revival = Revival(self._ended, patience_s=self.config.start_timeout_s)
         self._groups = self._revival.groups
         self._spare: dict[str, list[dict[str, Any]]] = {}
+
+    def validate(self, specs: Sequence[WorkerSpec]) -> list[str]:
+        """Refuse a place for the object store that cannot be one: Ray would wait for its own processes in vain."""
+        store = self.config.plasma_directory
+        if store is None or (os.path.isdir(store) and os.access(store, os.W_OK | os.X_OK)):
+            return []
+        return [f"executor.plasma_directory: {store!r} is no directory that can be written; make it, or leave it out"]
 
     def prepare(self, specs: Sequence[WorkerSpec]) -> None:
         """Begin with the workers of all roles at once, so that their processes start side by side. Raises as `start`

@@ -52,8 +52,12 @@ class RemoteConfig:
     )
 
     def __post_init__(self) -> None:
-        parts = urllib.parse.urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urllib.parse.urlsplit(self.url)
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # of a port that is none, or half an IPv6 address
+            is_address = False
+        if not is_address or not self.url.isascii() or not self.url.isprintable() or " " in self.url:
             raise ValueError(f"`url` {self.url!r} is no address of the form https://host/path")
         if parts.username or parts.password:
             raise ValueError("`url` has a password in it, which would be written to config.yaml: use `token_variable`")
@@ -126,9 +130,11 @@ class Remote(Reward[RemoteConfig]):
                 value = value[name]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise _FailedAttempt(f"sent a reply without a number at `{self.config.field}`: {text[:80]!r}") from error
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise _FailedAttempt(f"sent {str(value)[:80]!r} at `{self.config.field}`, which is no number")
-        return None if value is None else float(value)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):
+            raise _FailedAttempt(f"sent {str(value)[:80]!r} at `{self.config.field}`, which is no finite number")
+        return float(value)
 
 
 class _FailedAttempt(Exception):  # noqa: N818  # it ends an attempt, and is told as part of another sentence

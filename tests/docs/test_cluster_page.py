@@ -45,14 +45,8 @@ def test_two_machines_train_one_model(tmp_path: Path, machine: dict[str, str]) -
         log.close()
     assert code == 0, (tmp_path / "script.log").read_text()[-4000:]
     logs = tmp_path / "runs" / "two-machines" / "logs"
-    workers = {
-        "actor-0.log",
-        "actor-1.log",
-        "rollout-0.log",
-        "rollout-1.log",
-        "controller.log",
-    }  # rewards share a generator's
-    assert workers <= {path.name for path in logs.iterdir()}
+    workers = {"actor-0.log", "actor-1.log", "rollout-0.log", "rollout-1.log", "controller.log"}
+    assert workers <= {path.name for path in logs.iterdir()}, "rewards share the log of a generator"
 
 
 def free_port() -> int:
