@@ -96,27 +96,9 @@ class Cluster:
                 context = ray.init(address=address or "local", **_arguments(config, starts=not address))
             ends.callback(ray.shutdown)
             _hush(ray)
-        except ConnectionError as error:
-            ends.close()
-            named = "executor.address" if config.address else "RAY_ADDRESS"
-            raise ConfigError(
-                f"{named}: no Ray cluster answers at {address!r} ({_line(error)}). `ray status --address "
-                f"{address}` should list its nodes; leave the address out to start Ray on this machine"
-            ) from error
-        except (ValueError, TypeError) as error:
-            ends.close()
-            raise ConfigError(f"executor: Ray refuses these options: {_line(error)}") from error
-        except OSError as error:
-            ends.close()
-            if config.temp_directory is None:
-                raise RunError(f"Ray cannot be started: {_line(error)}") from error
-            raise ConfigError(
-                f"executor.temp_directory: Ray cannot keep its files in {config.temp_directory!r} ({_line(error)}); "
-                "choose another directory, or leave it out"
-            ) from error
         except Exception as error:
             ends.close()
-            raise RunError(f"Ray cannot be {'joined' if address else 'started'}: {_line(error)}") from error
+            raise _explained(error, config, address) from error
         if guard is not None:
             guard.watch()
         dashboard = str(getattr(context, "dashboard_url", "") or "")
@@ -133,6 +115,24 @@ class Cluster:
             self._ends.close()
 
 
+def _explained(error: Exception, config: RayConfig, address: str) -> Exception:
+    """What went wrong as the user's to mend, where it is."""
+    if address and isinstance(error, ConnectionError):
+        return ConfigError(
+            f"{'executor.address' if config.address else 'RAY_ADDRESS'}: no Ray cluster answers at {address!r} "
+            f"({_line(error)}). `ray status --address {address}` should list its nodes; leave the address out to start "
+            "Ray on this machine"
+        )
+    if isinstance(error, (ValueError, TypeError)):
+        return ConfigError(f"executor: Ray refuses these options: {_line(error)}")
+    if isinstance(error, OSError) and config.temp_directory is not None:
+        return ConfigError(
+            f"executor.temp_directory: Ray cannot keep its files in {config.temp_directory!r} ({_line(error)}); choose "
+            "another directory, or leave it out"
+        )
+    return RunError(f"Ray cannot be {'joined' if address else 'started'}: {_line(error)}")
+
+
 def check_address(address: str) -> None:
     """Raise ValueError unless an address is one of a cluster that can be joined from a machine of its own."""
     if "://" in address:
@@ -140,8 +140,8 @@ def check_address(address: str) -> None:
             f"`address` {address!r} is one of Ray's client, which keeps the run apart from the object store: start the "
             "run on a machine of the cluster, with `auto`"
         )
-    _host, colon, port = address.rpartition(":")
-    if address != "auto" and not (colon and _host and port.isdecimal() and 0 < int(port) < 65536):
+    host, _, port = address.rpartition(":")
+    if address != "auto" and not (host and port.isdecimal() and 0 < int(port) < 65536):
         raise ValueError(f"`address` {address!r} is neither `auto` nor host:port")
 
 

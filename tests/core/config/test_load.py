@@ -95,6 +95,29 @@ def test_an_override_may_add_what_the_file_does_not_have(load) -> None:
     assert config.algorithm == {"name": "grpo", "clip": 0.3}
 
 
+@pytest.mark.parametrize(
+    ("kind", "role", "text", "message"),
+    [
+        ("backend", "actor", "backend:\n  eps: 7\n", r"demo\.yaml:6: backend\.eps must be at most 1, not 7"),
+        (
+            "backend",
+            "critic",
+            "roles:\n  critic:\n    backend: {eps: 7}\n",
+            r"demo\.yaml:7: roles\.critic\.backend\.eps ",
+        ),
+        (
+            "rollout",
+            "rollout",
+            "roles:\n  rollout: {backend: {min_batch: 0}}\n",
+            r"demo\.yaml:6: roles\.rollout\.backend\.",
+        ),
+    ],
+)
+def test_a_wrong_option_of_a_roles_backend_is_found_where_it_stands(load, kind, role, text, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_manager().create(kind, load(text).engine_of(role))
+
+
 def test_values_may_refer_to_others_and_to_the_environment(load, monkeypatch) -> None:
     monkeypatch.setenv("ROLLSTOCK_TEST_RATE", "1e-3")
     config = load(

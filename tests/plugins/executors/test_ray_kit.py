@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +26,9 @@ def make(**options: Any) -> Any:
     ("options", "message"),
     [
         ({"address": "ray://host:10001"}, r"`address` 'ray://host:10001' is one of Ray's client"),
+        ({"address": "head"}, r"`address` 'head' is neither `auto` nor host:port"),
+        ({"address": "head:ray"}, r"`address` 'head:ray' is neither `auto` nor host:port"),
+        ({"temp_directory": "ray"}, r"`temp_directory` 'ray' must be an absolute path"),
         ({"address": "auto", "num_cpus": 2}, r"`address` joins a Ray that runs already, so `num_cpus` is that one's"),
         ({"placement": "near"}, r"executor.placement must be one of 'pack', 'spread'"),
         ({"object_store_memory": 1}, r"executor.object_store_memory must be at least 78643200"),
@@ -32,6 +37,46 @@ def make(**options: Any) -> Any:
 def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(**options)
+
+
+def test_a_place_for_the_object_store_that_is_none_is_refused_before_ray_starts(tmp_path: Path) -> None:
+    (problem,) = make(plasma_directory=str(tmp_path / "none")).validate([])
+    assert "executor.plasma_directory" in problem
+    assert make(plasma_directory=str(tmp_path)).validate([]) == []
+
+
+def test_an_address_at_which_nobody_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        port = taken.getsockname()[1]
+        executor = make(address=f"127.0.0.1:{port}")
+        with pytest.raises(ConfigError, match=rf"executor.address: no Ray cluster answers at '127.0.0.1:{port}'"):
+            executor.start(WorkerSpec(role="probe", factory=dict))
+        executor.shutdown()
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+        executor = make()
+        with pytest.raises(ConfigError, match=r"RAY_ADDRESS: no Ray cluster answers"):
+            executor.start(WorkerSpec(role="probe", factory=dict))
+        executor.shutdown()
+    monkeypatch.setenv("RAY_ADDRESS", "head")
+    with pytest.raises(ConfigError, match=r"RAY_ADDRESS: 'head' is neither `auto` nor host:port"):
+        make().start(WorkerSpec(role="probe", factory=dict))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temp_directory": f"{__file__}/ray"}, r"executor.temp_directory: Ray cannot keep its files in"),
+        ({"object_store_memory": 900_000_000_000_000}, r"executor: Ray refuses these options: .*memory"),
+    ],
+)
+def test_what_ray_refuses_is_the_users_to_mend(options: dict[str, Any], message: str) -> None:
+    pytest.importorskip("ray")
+    executor = make(dashboard=False, **options)
+    with pytest.raises(ConfigError, match=message):
+        executor.start(WorkerSpec(role="probe", factory=dict))
+    executor.shutdown()
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
