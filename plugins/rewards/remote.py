@@ -12,6 +12,7 @@ import ipaddress
 import json
 import os
 import ssl
+import sys
 import time
 import urllib.error
 import urllib.parse
@@ -58,10 +59,15 @@ class RemoteConfig:
         except ValueError:  # of a port that is none, or half an IPv6 address
             is_address = False
         if not is_address or not self.url.isascii() or not self.url.isprintable() or " " in self.url:
-            raise ValueError(f"`url` {self.url!r} is no address of the form https://host/path")
+            shown = "" if "@" in self.url else f" {self.url!r}"  # it may have a password in it
+            raise ValueError(f"`url`{shown} is no address of the form https://host/path")
+        if not all(self.field.split(".")):
+            raise ValueError(
+                f"`field` {self.field!r} names no place in a reply: write one, such as score or result.value"
+            )
         if parts.username or parts.password:
             raise ValueError("`url` has a password in it, which would be written to config.yaml: use `token_variable`")
-        if parts.scheme == "http" and not (self.allow_http or is_loopback(parts.hostname)):
+        if parts.scheme == "http" and not (self.allow_http or is_loopback(parts.hostname or "")):
             raise ValueError(
                 f"`url` sends samples to {parts.hostname} without encryption: use https, or allow it by `allow_http`"
             )
@@ -132,7 +138,9 @@ class Remote(Reward[RemoteConfig]):
             raise _FailedAttempt(f"sent a reply without a number at `{self.config.field}`: {text[:80]!r}") from error
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise _FailedAttempt(f"sent {str(value)[:80]!r} at `{self.config.field}`, which is no number")
+        if not abs(value) <= sys.float_info.max:  # NaN, an infinity, or a whole number that no float can hold
             raise _FailedAttempt(f"sent {str(value)[:80]!r} at `{self.config.field}`, which is no finite number")
         return float(value)
 

@@ -47,6 +47,12 @@ class ElasticConfig(DynamicBatchConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        whole = [role for role in self.roles if role in ("actor", "critic", "reference")]
+        if whole or not self.roles:
+            raise ValueError(
+                f"`roles` {self.roles} must name roles whose workers may join and leave, such as rollout: those that "
+                "hold a model through a backend are as many as the config says"
+            )
         if self.idle >= self.busy:
             raise ValueError(
                 f"idle ({self.idle}) must be below busy ({self.busy}), or workers would leave and join for ever"

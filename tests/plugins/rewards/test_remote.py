@@ -90,6 +90,14 @@ def no_number(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
     reply(handler, b'{"score": "high"}')
 
 
+def not_a_number(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+    reply(handler, b'{"score": NaN}')
+
+
+def beyond_all(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+    reply(handler, b'{"score": 1%s}' % (b"0" * 400))
+
+
 def hangs_up(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
     handler.close_connection = True
 
@@ -137,6 +145,8 @@ def test_a_fault_that_passes_costs_a_retry(server: Server, fault: Answer) -> Non
     [
         (status(500), r"answered 500 Internal Server Error, in each of 3 attempts"),
         (nonsense, r"without a number at `score`: b'<html>\\x00'"),
+        (not_a_number, r"sent 'nan' at `score`, which is no finite number"),
+        (beyond_all, r"sent '1000.*' at `score`, which is no finite number"),
         (no_number, r"sent 'high' at `score`, which is no number"),
         (hangs_up, r"cannot be reached \(RemoteDisconnected"),
     ],
@@ -215,6 +225,11 @@ def test_the_token_comes_from_the_environment(server: Server, monkeypatch: pytes
         ("http://", "is no address of the form"),
         ("http://grader.example/score", "sends samples to grader.example without encryption"),
         ("http://10.0.0.1:8000", "sends samples to 10.0.0.1 without encryption"),
+        ("http://127.0.0.1:99999/score", "is no address of the form"),
+        ("http://127.0.0.1:0/score", "is no address of the form"),
+        ("http://127.0.0.1/my score", "is no address of the form"),
+        ("http://[::1/score", "is no address of the form"),
+        ("https://me:secret@grader.example:port", "is no address of the form"),
         ("https://me:secret@grader.example", "has a password in it"),
     ],
 )
@@ -222,6 +237,12 @@ def test_addresses_that_will_not_do_are_refused(url: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         RemoteConfig(url=url)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["", "result.", ".value"])
+def test_a_field_that_names_no_place_is_refused(field: str) -> None:
+    with pytest.raises(ValueError, match="names no place in a reply"):
+        RemoteConfig(url="http://localhost", field=field)
 
 
 def test_addresses_that_will_do() -> None:

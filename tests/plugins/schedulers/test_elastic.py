@@ -62,6 +62,12 @@ def test_options_under_which_workers_would_come_and_go_are_refused() -> None:
         ElasticConfig(idle=0.8)
 
 
+@pytest.mark.parametrize("roles", [[], ["rollout", "actor"]])
+def test_roles_that_nobody_could_join_are_refused(roles: list[str]) -> None:
+    with pytest.raises(ValueError, match="must name roles whose workers may join and leave"):
+        ElasticConfig(roles=roles)
+
+
 def test_it_cuts_batches_as_dynamic_batch() -> None:
     lengths, groups = [5, 900, 31, 31, 2, 450, 77, 1], [0, 0, 1, 1, 2, 2, 3, 3]
     own = Elastic(ElasticConfig(tokens_per_micro_batch=500))
