@@ -409,6 +409,8 @@ def _checkpoint_activations(model: PreTrainedModel) -> None:
 
 def _check_fit(saved: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> None:
     """Raise UserError for the first tensor that is missing, unknown or of another shape."""
+    if lora.shapes(saved) != lora.shapes(mine):
+        raise UserError(lora.mismatch(saved, mine))
     for name, tensor in mine.items():
         if name not in saved:
             raise UserError(f"the checkpoint has no weight {name!r}, which this model has")

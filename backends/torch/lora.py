@@ -7,6 +7,7 @@ For the torch backend. Inside the model peft renames what it wraps (`q_proj.base
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,9 @@ def add_adapters(model: PreTrainedModel, config: LoRAConfig, seed: int) -> None:
         torch.manual_seed(seed)
         try:
             # get_peft_model resolves "all-linear"; the wrapper around the model that it returns is not needed.
-            peft.get_peft_model(model, settings, adapter_name=_ADAPTER)
+            with warnings.catch_warnings():  # peft asks transformers for what has another name in newer ones
+                warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+                peft.get_peft_model(model, settings, adapter_name=_ADAPTER)
         except ValueError as error:
             raise UserError(f"backend.lora.targets: {error}") from error
 
@@ -86,8 +89,36 @@ def additions(model: nn.Module, *, full: Callable[[Tensor], Tensor]) -> Iterator
         yield target, LowRank(first, second, float(layer.scaling[_ADAPTER]), bool(layer.fan_in_fan_out))
 
 
+def shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    """The shapes of the adapters among tensors with public names."""
+    return {name: tensor.shape for name, tensor in tensors.items() if is_adapter(name)}
+
+
+def mismatch(saved: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> str:
+    """How the adapters of a checkpoint differ from those that the config makes, and what to do."""
+    theirs, ours = shapes(saved), shapes(mine)
+    first = min(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
+    return (
+        f"the checkpoint has {_told(theirs)}, and backend.lora gives this model {_told(ours)}, which differ in {first!r}: "
+        "set it to what the run was trained with"
+    )
+
+
+def _told(found: Mapping[str, torch.Size]) -> str:
+    ranks = sorted({shape[0] for name, shape in found.items() if name.endswith(".A")})
+    return f"{len(found) // 2} adapters of rank {', '.join(map(str, ranks))}" if found else "no adapters"
+
+
 def merge_saved(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Saved tensors by public names, with the saved adapters merged the way the model's own layers would."""
+    """Saved tensors by public names, with the saved adapters merged the way the model's own layers would. Raises
+    UserError where the model has others."""
+    mine = {
+        f"{PREFIX}{name}.{half}": part.weight
+        for name, _, layer in _layers(model)
+        for half, part in zip("AB", _parts(layer), strict=True)
+    }
+    if shapes(tensors) != shapes(mine):
+        raise UserError(mismatch(tensors, mine))
     result = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
     for name, target, layer in _layers(model):
         saved = (tensors[f"{PREFIX}{name}.{part}"] for part in "AB")

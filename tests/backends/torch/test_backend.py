@@ -170,6 +170,35 @@ def test_adapters_go_where_they_are_told(make_backend: Make) -> None:
     assert adapters == {f"lora.model.layers.{i}.self_attn.q_proj.{part}" for i in (0, 1) for part in "AB"}
 
 
+@pytest.mark.parametrize(
+    ("saved", "made", "message"),
+    [
+        (
+            {"rank": 2},
+            {"rank": 0},
+            r"has \d+ adapters of rank 2, and backend\.lora gives this model no adapters",
+        ),
+        ({"rank": 0}, {"rank": 2}, r"has no adapters, and backend\.lora gives this model \d+ adapters of rank 2"),
+        ({"rank": 2}, {"rank": 3}, r"adapters of rank 2, and backend\.lora gives this model \d+ adapters of rank 3"),
+        ({"rank": 2}, {"rank": 2, "targets": ["q_proj"]}, r"gives this model 2 adapters of rank 2, which differ in"),
+    ],
+)
+def test_other_adapters_than_a_checkpoints_are_neither_loaded_nor_left_out_of_an_export(
+    make_backend: Make, saved: dict[str, Any], made: dict[str, Any], message: str
+) -> None:
+    state = make_backend(lora=_lora(**saved)).state()
+    backend = make_backend(lora=_lora(**made))
+    with pytest.raises(UserError, match=message):
+        backend.load_state(state)
+    with pytest.raises(UserError, match=message):
+        backend.export_weights(state.tensors["model"])
+
+
+def test_adapters_are_made_without_a_word(make_backend: Make, recwarn: pytest.WarningsRecorder) -> None:
+    make_backend(lora=_lora(rank=2))
+    assert [str(warning.message) for warning in recwarn] == []
+
+
 def test_adapters_on_layers_that_do_not_exist_are_refused(make_backend: Make) -> None:
     with pytest.raises(UserError, match=r"backend\.lora\.targets: .*no_proj"):
         make_backend(lora=_lora(rank=2, targets=["no_proj"]))
