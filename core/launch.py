@@ -223,8 +223,9 @@ def _play(run: Run, directory: RunDirectory, checkpoint: Checkpoint | None) -> t
         run.pipeline.abandon()
         status, message = "interrupted", f"SIGINT, again: ended at once; {_way_back(run)}"
     except (Exception, SystemExit) as error:  # a plugin may call sys.exit
-        logger.exception("the run failed in step %d", run.step)
-        error.add_note(f"the run failed in step {run.step}; {_way_back(run, after=error)}")
+        failed = f"the run failed in step {run.step}" if run.step else "the run failed before its first step"
+        logger.exception(failed)
+        error.add_note(f"{failed}; {_way_back(run, after=error)}")
         raise
     finally:
         with run.interrupt.deferred():
@@ -260,8 +261,9 @@ def _way_back(run: Run, *, after: BaseException | None = None) -> str:
     steps = run.store.steps()
     if not steps and isinstance(after, UserError):
         return "nothing was trained yet; once that is mended, begin anew: rollstock train CONFIG --overwrite"
+    mended = "once that is mended, " if isinstance(after, UserError) else ""
     kept = (
-        f"the newest checkpoint is of step {steps[-1]}; go on with"
+        f"the newest checkpoint is of step {steps[-1]}; {mended}go on with"
         if steps
         else "there is no checkpoint yet; begin again with"
     )

@@ -7,6 +7,7 @@ first chosen step to the end of the last one, and then writes `profile/` in the 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from rollstock.run import Run
 
 FOLDER = "profile"
+
+logger = logging.getLogger(__name__)
 
 
 class StepProfiler:
@@ -201,8 +204,12 @@ class StepProfiler:
             in_this_process=self._in_this_process,
         )
         folder = run.directory / FOLDER
-        write(folder, self.summary, captures)
         steps = f"step {step}" if step == self._first_taken else f"steps {self._first_taken} to {step}"
+        try:
+            write(folder, self.summary, captures)
+        except OSError as error:  # the run is worth more, and the tables are printed at its end
+            logger.warning("the profile of %s cannot be written to %s: %s", steps, folder, error.strerror or error)
+            return
         run.trackers.message(f"profile of {steps} written to {folder}")
 
 

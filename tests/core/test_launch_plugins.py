@@ -70,8 +70,8 @@ def test_a_tracker_that_cannot_start_ends_the_run_before_its_first_step(small_ru
         train(small_run(run, trackers=["jsonl", "refuses"]))
     assert caught.value.__notes__ == [
         "tracker 'refuses' could not start",
-        "the run failed in step 0; nothing was trained yet; once that is mended, begin anew: rollstock train CONFIG "
-        "--overwrite",
+        "the run failed before its first step; nothing was trained yet; once that is mended, begin anew: rollstock "
+        "train CONFIG --overwrite",
     ]
     assert read_metrics(run) == []
 

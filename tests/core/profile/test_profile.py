@@ -212,6 +212,18 @@ def test_a_resumed_run_is_profiled_too_and_only_in_steps_that_it_takes(
     assert (outcome.profile["first_step"], outcome.profile["last_step"]) == (3, 3)
 
 
+def test_a_profile_that_cannot_be_written_ends_no_run(
+    tmp_path: Path, small_run: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = small_run(tmp_path / "run", "train.steps=2", "checkpoint.every_steps=1", "evaluation.at_start=false")
+    train(config)
+    (tmp_path / "run" / "profile").write_text("the user's own", encoding="utf-8")
+    outcome = resume(tmp_path / "run", step=1, profile=ProfileSettings())
+    assert (outcome.status, outcome.profile["first_step"]) == ("finished", 2)
+    assert (tmp_path / "run" / "profile").read_text(encoding="utf-8") == "the user's own"
+    assert f"the profile of step 2 cannot be written to {tmp_path / 'run' / 'profile'}: Not a directory" in caplog.text
+
+
 def test_a_run_that_ends_within_the_chosen_steps_has_a_profile_of_what_it_did(
     tmp_path: Path, small_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
