@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rollstock import ConfigError, RunError, import_optional
+from rollstock import ConfigError, RunError, import_optional, suggest
 from rollstock.plugins.executors._guard import Guard
 
 if TYPE_CHECKING:
@@ -92,9 +92,10 @@ class Cluster:
                 _knock(address)
             elif config.temp_directory:
                 os.makedirs(config.temp_directory, exist_ok=True)
+            _check_environment(config.runtime_env)
+            ends.callback(ray.shutdown)  # of a start, too, that fails when half of it is done
             with _set_for_now(_STARTING):
                 context = ray.init(address=address or "local", **_arguments(config, starts=not address))
-            ends.callback(ray.shutdown)
             _hush(ray)
         except Exception as error:
             ends.close()
@@ -166,6 +167,16 @@ def _knock(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
     except OSError as error:
         raise ConnectionError(f"{host}:{port}: {error.strerror or error}") from error
+
+
+def _check_environment(given: Mapping[str, Any]) -> None:
+    """Raise ValueError for a part of a runtime environment that Ray would leave out without a word."""
+    from ray.runtime_env import RuntimeEnv
+
+    known = {name for name in RuntimeEnv.known_fields if not name.startswith("_")} | {"nsight"}
+    for name in given:
+        if not (name.startswith("_") or name in known or "RAY_RUNTIME_ENV_PLUGINS" in os.environ):
+            raise ValueError(f"runtime_env has no part {name!r}. {suggest(name, sorted(known))}")
 
 
 def _arguments(config: RayConfig, *, starts: bool) -> dict[str, Any]:

@@ -110,11 +110,22 @@ class Ray(Executor[RayConfig]):
         self._spare: dict[str, list[dict[str, Any]]] = {}
 
     def validate(self, specs: Sequence[WorkerSpec]) -> list[str]:
-        """Refuse a place for the object store that cannot be one: Ray would wait for its own processes in vain."""
-        store = self.config.plasma_directory
-        if store is None or (os.path.isdir(store) and os.access(store, os.W_OK | os.X_OK)):
-            return []
-        return [f"executor.plasma_directory: {store!r} is no directory that can be written; make it, or leave it out"]
+        """Refuse a place for the object store that cannot be one, since Ray would wait for its own processes in vain,
+        and fewer cores than the workers ask for."""
+        problems = []
+        store, cores = self.config.plasma_directory, self.config.num_cpus
+        if store is not None and not (os.path.isdir(store) and os.access(store, os.W_OK | os.X_OK)):
+            problems.append(
+                f"executor.plasma_directory: {store!r} is no directory that can be written; make it, or leave it out"
+            )
+        asked = {spec.role: spec.count * spec.cpus for spec in specs if spec.colocate_with is None}
+        if cores is not None and sum(asked.values()) > cores:
+            shares = ", ".join(f"{role} {amount:g}" for role, amount in asked.items())
+            problems.append(
+                f"executor.num_cpus: {cores} is less than the {sum(asked.values()):g} cores that the workers ask for "
+                f"({shares}): set it higher, leave it out so that they share what there is, or lower roles.ROLE.cpus"
+            )
+        return problems
 
     def prepare(self, specs: Sequence[WorkerSpec]) -> None:
         """Begin with the workers of all roles at once, so that their processes start side by side. Raises as `start`

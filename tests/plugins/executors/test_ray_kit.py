@@ -45,6 +45,17 @@ def test_a_place_for_the_object_store_that_is_none_is_refused_before_ray_starts(
     assert make(plasma_directory=str(tmp_path)).validate([]) == []
 
 
+def test_fewer_cores_than_workers_ask_for_are_refused_before_ray_starts() -> None:
+    asked = [
+        WorkerSpec(role="actor", factory=dict, cpus=2),
+        WorkerSpec(role="rollout", factory=dict, count=2, cpus=0.5),
+        WorkerSpec(role="reward", factory=dict, colocate_with="actor"),
+    ]
+    (problem,) = make(num_cpus=2).validate(asked)
+    assert "executor.num_cpus: 2 is less than the 3 cores that the workers ask for (actor 2, rollout 1)" in problem
+    assert make(num_cpus=3).validate(asked) == make().validate(asked) == []
+
+
 def test_an_address_at_which_nobody_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     with socket.socket() as taken:
@@ -68,6 +79,7 @@ def test_an_address_at_which_nobody_listens_is_refused_at_once(monkeypatch: pyte
     ("options", "message"),
     [
         ({"temp_directory": f"{__file__}/ray"}, r"executor.temp_directory: Ray cannot keep its files in"),
+        ({"runtime_env": {"env_var": {}}}, r"runtime_env has no part 'env_var'. Did you mean 'env_vars'"),
         ({"object_store_memory": 900_000_000_000_000}, r"executor: Ray refuses these options: .*memory"),
     ],
 )
