@@ -99,8 +99,8 @@ def mismatch(saved: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> str:
     theirs, ours = shapes(saved), shapes(mine)
     first = min(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
     return (
-        f"the checkpoint has {_told(theirs)}, and backend.lora gives this model {_told(ours)}, which differ in {first!r}: "
-        "set it to what the run was trained with"
+        f"the checkpoint has {_told(theirs)}, and backend.lora gives this model {_told(ours)}, which differ in "
+        f"{first!r}: set it to what the run was trained with"
     )
 
 
