@@ -167,7 +167,10 @@ class CheckpointStore:
     def _explain(self, error: OSError, content: Content) -> CheckpointWriteError:
         if error.errno in _FULL:
             free = shutil.disk_usage(self.root).free
-            return DiskFullError(_full_message(content.step, self.root, self._estimate(content), free))
+            message = _full_message(content.step, self.root, self._estimate(content), free)
+            if error.errno != errno.ENOSPC:  # there is room, for others
+                message += f" The system says: {error.strerror}; it is a limit on files (`ulimit -f`) or a quota."
+            return DiskFullError(message)
         return CheckpointWriteError(
             f"the checkpoint of step {content.step} could not be written to {self.root}: {error}"
         )

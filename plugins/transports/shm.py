@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import selectors
 import sys
 import time
@@ -23,6 +24,8 @@ from rollstock import Buffer, Transport, UserError, hookimpl, option
 from rollstock.plugins.transports._blocks import Block, message_size, write_message
 from rollstock.plugins.transports._links import SMALL, Endpoint, Link
 
+_TMPFS = "/dev/shm"
+
 
 @dataclass(kw_only=True)
 class ShmConfig:
@@ -32,8 +35,15 @@ class ShmConfig:
         8, "messages that receivers may hold before a sender waits for them to let go of one", minimum=1, maximum=10_000
     )
     directory: str | None = option(
-        "/dev/shm", "tmpfs to make blocks in; none: memory that is in no directory, which the size of none limits"
+        _TMPFS, "tmpfs to make blocks in; none: memory that is in no directory, which the size of none limits"
     )
+
+    def __post_init__(self) -> None:
+        if self.directory not in (None, _TMPFS) and not os.access(str(self.directory), os.W_OK | os.X_OK):
+            raise ValueError(
+                f"`directory` {self.directory!r} is none that can be written: make it, name another such as {_TMPFS}, or "
+                "none for memory that is in no directory"
+            )
 
 
 class Shm(Transport[ShmConfig]):

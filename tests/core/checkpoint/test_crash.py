@@ -121,6 +121,7 @@ except DiskFullError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "no room for the checkpoint of step 2: about 4" in done.stdout
+    assert "The system says: File too large; it is a limit on files" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "step-000001"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollstock import RunError
+from rollstock import ConfigError, RunError
 from rollstock.plugins.transports._blocks import GRAIN, Block, message_size, read_message, write_message
 
 from .conftest import new_sockets
@@ -124,7 +124,11 @@ def test_a_full_directory_is_a_message_with_the_ways_out(make: Any, tmp_path: Pa
 
 
 def test_a_directory_that_is_not_there_is_named(make: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"`directory` '.*none' is none that can be written"):
+        make("shm", directory=str(tmp_path / "none"))
+    (tmp_path / "none").mkdir()
     sender, receiver = make("shm", directory=str(tmp_path / "none")), make("shm")
+    (tmp_path / "none").rmdir()
     with pytest.raises(RunError, match=r"cannot make a file in .*none: No such file"):
         sender.send(receiver.bind("inbox"), [b"x" * LARGE])
 
