@@ -41,8 +41,8 @@ class ShmConfig:
     def __post_init__(self) -> None:
         if self.directory not in (None, _TMPFS) and not os.access(str(self.directory), os.W_OK | os.X_OK):
             raise ValueError(
-                f"`directory` {self.directory!r} is none that can be written: make it, name another such as {_TMPFS}, or "
-                "none for memory that is in no directory"
+                f"`directory` {self.directory!r} is none that can be written: make it, or name another, such as "
+                f"{_TMPFS}, or none for memory that is in no directory"
             )
 
 
