@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rollstock.answers import sentences
 from rollstock.checkpoint import CheckpointStore, CheckpointWriter
 from rollstock.columns import roles_needed
 from rollstock.elastic import examine_scheduler
 from rollstock.episodes import Player
-from rollstock.errors import ConfigError, noted
+from rollstock.errors import ConfigError, PluginError, noted
 from rollstock.evaluation import Evaluator
 from rollstock.interfaces.algorithm import Algorithm
 from rollstock.interfaces.backend import Backend
@@ -125,9 +126,9 @@ def refuse_silent_failures(
     config: RunConfig, algorithm: Algorithm[Any], extensions: Sequence[Extension[Any]], problems: Iterable[str] = ()
 ) -> None:
     """Raise ConfigError for settings that would run and do nothing, and for the `problems` that were found before."""
-    problems = [*problems, *algorithm.validate(config)]
+    problems = [*problems, *sentences("algorithm", algorithm, algorithm.validate(config))]
     for extension in extensions:
-        found = extension.validate(config, algorithm)
+        found = sentences("extension", extension, extension.validate(config, algorithm))
         problems += [f"extension {extension.plugin_name!r}: {problem}" for problem in found]
     train = config.train
     if train.mini_batches > train.prompts_per_step:
@@ -164,7 +165,7 @@ def refuse_backends(config: RunConfig, roles: Sequence[str], manager: PluginMana
         if role not in roles:
             continue
         backend = manager.create_as(Backend, config.engine_of(role))
-        problems += backend.validate(config, role)
+        problems += sentences("backend", backend, backend.validate(config, role))
         if role == "actor" and config.weight_sync.content == "adapters" and _lacks_adapters(type(backend)):
             problems.append(
                 f"weight_sync.content: the backend {backend.plugin_name!r} has no adapters to send; set it to full"
@@ -193,7 +194,7 @@ def worker_problems(
     config: RunConfig, parts: Parts, executor: Executor[Any], specs: Sequence[WorkerSpec]
 ) -> Iterator[str]:
     """What the workers of a run cannot have of its executor, one sentence each."""
-    yield from executor.validate(specs)
+    yield from sentences("executor", executor, executor.validate(specs))
     if config.transport and executor.shares_memory:
         yield (
             f"transport: {config.transport.name!r} would carry nothing, since the executor {executor.plugin_name!r} "
@@ -252,7 +253,11 @@ def build(
             raise ConfigError("\n".join(problems))
         executor.prepare(specs)
         for spec in specs:
-            roles[spec.role] = executor.start(spec)
+            group: object = executor.start(spec)
+            if not isinstance(group, WorkerGroup):
+                name = f"executor:{executor.plugin_name}"
+                raise PluginError(f"start of plugin {name} must return a WorkerGroup, not {group!r}", name)
+            roles[spec.role] = group
         return _assemble(config, directory, parts, interrupt, executor, roles)
     except BaseException:
         with interrupt.deferred():

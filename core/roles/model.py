@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from rollstock.answers import micro_batches
 from rollstock.batch import Batch
 from rollstock.dispatch import register
 from rollstock.interfaces.algorithm import Algorithm
@@ -187,15 +188,12 @@ class ModelWorker(ProfiledWorker):
     def _cuts(self, batch: Batch) -> list[list[int]]:
         if batch.whole_groups:
             return self._cuts_between_groups(batch)
-        cuts = self.scheduler.micro_batches(batch.total_lengths(), groups=batch.groups.tolist())
-        return cuts if cuts is not None else [list(range(len(batch)))]
+        return micro_batches(self.scheduler, batch.total_lengths(), batch.groups.tolist())
 
     def _cuts_between_groups(self, batch: Batch) -> list[list[int]]:
         """What the scheduler makes of groups as if each were one long sequence."""
         lengths, members = batch.total_lengths(), batch.members()
-        cuts = self.scheduler.micro_batches([sum(lengths[i] for i in group) for group in members])
-        if cuts is None:
-            return [list(range(len(batch)))]
+        cuts = micro_batches(self.scheduler, [sum(lengths[i] for i in group) for group in members])
         return [[i for group in cut for i in members[group]] for cut in cuts]
 
     def _actor_loss(self, micro: MicroBatch) -> Loss:
