@@ -36,8 +36,8 @@ class _RemoteTraceback(Exception):  # noqa: N818  # it is a cause, and never rai
 
 @dataclass
 class Part:
-    """What one worker has of a call. generation: of its process when this was sent; before: what Ray hands over of
-    earlier calls; num_retries: how often it was sent again."""
+    """What one worker has of a call. ref: of its reply, None before it was sent; generation: of its process when this
+    was sent; before: what Ray hands over of earlier calls; num_retries: how often it was sent again."""
 
     rank: int
     process: Process
@@ -81,14 +81,15 @@ class Sent(Future[Any]):
 
 
 class Waiting:
-    """Waits for the replies to a call. Parts that came to nothing are in a queue, ordered by when they are due."""
+    """Waits for the replies to a call. Parts that came to nothing, and those that were not sent since their process was
+    being started again, are in a queue, ordered by when they are due."""
 
     def __init__(self, group: RayGroup, sent: Sent) -> None:
         self._group, self._sent, self._ray = group, sent, group.ray
         self._replies: dict[int, Reply] = {}
-        self._open = set(range(len(sent.parts)))
-        self._due: list[tuple[float, int]] = []
         self._began = time.monotonic()
+        self._open = {i for i, part in enumerate(sent.parts) if part.ref is not None}
+        self._due = [(self._began, i) for i in range(len(sent.parts)) if i not in self._open]
         self._patience = group.patience
 
     def replies(self) -> list[Reply]:

@@ -136,11 +136,15 @@ class RayGroup(WorkerGroup):
         limit = self.spec.call_timeout_s
         is_last_try = method == "close" or self._revival.is_mine()
         sent = Sent(method, shares, payload, parts, earlier, num_items, limit, is_last_try)
-        for i in range(len(parts)):
-            self.dispatch(sent, i)
+        for i, part in enumerate(parts):
+            if is_last_try or not self._is_being_replaced(part.process):  # such a one has what it needs only afterwards
+                self.dispatch(sent, i)
         self._meter.begin(sent)
         self._threads.submit(self._finish, sent)
         return sent
+
+    def _is_being_replaced(self, process: Process) -> bool:
+        return process.is_lost and self.spec.retry.limit > 0 and self.may_replace(process)
 
     def dispatch(self, sent: Sent, i: int) -> None:
         """Send one part of a call, or send it again, to what the process is now."""
@@ -156,7 +160,7 @@ class RayGroup(WorkerGroup):
         earlier: list[Sent] = []
         found: list[Any] = []
         for number, arg in enumerate(args):
-            if isinstance(arg, Sent) and not (splits and number == 0):
+            if isinstance(arg, Sent) and not (splits and number == 0) and None not in arg.refs:
                 start = sum(len(sent.parts) for sent in earlier)
                 earlier.append(arg)
                 found.append(Pending(start, start + len(arg.parts), _without_arguments(arg.shares)))

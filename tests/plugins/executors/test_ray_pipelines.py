@@ -4,6 +4,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from rollstock import RunError
 from rollstock.launch import resume, train
 from rollstock.plugins.executors._group import RayGroup
+from rollstock.plugins.executors._revival import Revival
 from rollstock.testing import read_metrics
 
 from ...conftest import steady_rows
@@ -106,6 +108,36 @@ def test_a_generator_that_is_replaced_during_an_update_goes_on_with_the_policy_b
     for name in ("pipeline/staleness_mean", "training/rollout_logprob_diff_max"):  # what async does next, a clock says
         assert metric(run, name)[: update + 1] == pytest.approx(metric(local, name)[: update + 1], abs=1e-5)
     assert metric(run, "training/rollout_logprob_diff_max")[update] > 1e-3  # so that the policies can be told apart
+
+
+def test_nobody_asks_a_generator_that_was_started_again_before_it_has_weights(
+    tmp_path: Path, local: Path, cluster: Any, kill: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill("reward", "score", 2)  # whose process it shares; no request of the generator's thread is lost with it
+    send, welcome, requests = RayGroup.send, Revival.welcome, itertools.count(1)
+    is_built, is_asked = threading.Event(), threading.Event()
+
+    def sending(self: RayGroup, only: int | None, called: str, *rest: Any) -> Any:
+        is_ahead = threading.current_thread().name == "rollstock-generator"
+        is_chosen = (self.role, called) == ("rollout", "generate") and is_ahead and next(requests) == 2
+        assert not is_chosen or is_built.wait(120)
+        sent = send(self, only, called, *rest)
+        if is_chosen:
+            is_asked.set()
+        return sent
+
+    def welcoming(self: Revival, rebuilt: Any) -> None:
+        is_built.set()
+        assert is_asked.wait(120)
+        time.sleep(1)  # in which the request would be answered
+        welcome(self, rebuilt)
+
+    monkeypatch.setattr(RayGroup, "send", sending)
+    monkeypatch.setattr(Revival, "welcome", welcoming)
+    ray = {"name": "ray", "address": cluster.address}
+    run = tmp_path / "ray"
+    train(small(run, "pipeline=double_buffer", "roles.reward.colocate_with=rollout", *LONGER, executor=ray))
+    assert_same(run, local)
 
 
 @pytest.mark.parametrize("with_generator", [False, True])
