@@ -17,7 +17,7 @@ from rollstock.interfaces.transport import Transport
 from rollstock.weightsync.cargo import Entry
 from rollstock.weightsync.chunks import Piece, checksum, cut
 from rollstock.weightsync.sender import Offer
-from rollstock.weightsync.wire import Head, Kind, read_head
+from rollstock.weightsync.wire import Head, Kind, has_head, read_head
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +131,8 @@ class _Chunks:
 
     def _keep(self, message: list[memoryview], number: int) -> bool:
         """Look at a message while chunk `number` is waited for; whether it is one of this offer's, and sound."""
+        if not has_head(message):
+            return False  # a stranger's, however many it sends
         head = read_head(message)
         if head is None:
             self._ask_again(number, "a head")

@@ -50,9 +50,14 @@ class Head:
         return head + _SEAL.pack(zlib.crc32(head))
 
 
+def has_head(buffers: Sequence[Buffer]) -> bool:
+    """Whether a message begins with something of a head's size: damaged or not, it may be one of ours."""
+    return bool(buffers) and len(buffers[0]) == _HEAD.size + _SEAL.size
+
+
 def read_head(buffers: Sequence[Buffer]) -> Head | None:
     """The head of a message; None if it is damaged, or no head at all."""
-    if not buffers or len(buffers[0]) != _HEAD.size + _SEAL.size:
+    if not has_head(buffers):
         return None
     packed = bytes(buffers[0])
     head, (seal,) = packed[: _HEAD.size], _SEAL.unpack(packed[_HEAD.size :])

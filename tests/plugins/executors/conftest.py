@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from rollstock.extras import extras_of
-from rollstock.plugins.executors._cluster import _LOCAL
 from rollstock.sources import find_module, parse
 from rollstock.testing import tiny_config
 
@@ -169,10 +168,6 @@ def cluster() -> Iterator[Any]:
         for name in (*names, "RAY_USAGE_STATS_ENABLED"):
             patch.setenv(name, "0")
         patch.delenv("RAY_ADDRESS", raising=False)
-        # As the executor sets them when it is the first to import Ray, which reads them then alone: nodes with others
-        # would have no access to a program that has run it before.
-        for name, value in _LOCAL.items():
-            patch.setenv(name, value)
         from ray.cluster_utils import Cluster
 
         node = {"num_cpus": 4, "object_store_memory": 100 << 20, "include_dashboard": False}
