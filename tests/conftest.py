@@ -14,8 +14,8 @@ settings.register_profile(
 )  # how long an example takes says more of the machine than of the code
 settings.load_profile("rollstock")
 
-# Ray reads these when a process first imports it, which is when the executor sets them. Whichever test comes first, all of
-# them and the nodes that they start have the same ones.
+# Ray reads these when a process first imports it, which is when the executor sets them. Whichever test comes first, all
+# of them and the nodes that they start have the same ones.
 os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_AUTH_MODE="token")
 
 
