@@ -39,7 +39,9 @@ def train(compressor: str, seed: int, steps: int, runs: Path) -> Result:
     result = read(compressor, seed, directory)
     if result is not None and len(result.rewards) >= steps:
         return result
-    own = [f"compressor={compressor}", f"train.seed={seed}", f"train.steps={steps}", f"run.directory={directory}"]
+    name, _, share = compressor.partition(":")
+    chosen = f"{{name: {name}, share: {share}}}" if share else name
+    own = [f"compressor={chosen}", f"train.seed={seed}", f"train.steps={steps}", f"run.directory={directory}"]
     ended = subprocess.run(
         [sys.executable, "-m", "rollstock", "train", "examples/tiny.yaml", "--overwrite", *OVERRIDES, *own],
         cwd=ROOT,
@@ -82,7 +84,9 @@ def table(results: Sequence[Result], runs: Path) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--compressors", nargs="+", default=["none", "hybrid"])
+    parser.add_argument(
+        "--compressors", nargs="+", default=["none", "hybrid:0.5", "hybrid"], help="names, or NAME:SHARE"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=120, help="steps of each run")
     parser.add_argument("--runs", type=Path, default=Path("runs/compressed"), help="where the runs are kept")
