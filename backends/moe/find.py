@@ -90,6 +90,11 @@ def register_adapter(class_name: str, adapter: RouterAdapter) -> None:
     _adapters[class_name] = adapter
 
 
+def has_experts(model: nn.Module) -> bool:
+    """Whether this is a mixture of experts: `find_routers` finds routers in it, or says why it understands none."""
+    return any(_has_experts(module) or type(module).__name__ in _adapters for module in model.modules())
+
+
 @torch.no_grad()
 def find_routers(model: PreTrainedModel) -> list[FoundRouter]:
     """The routers of a model, in the order of its layers. Call it before the attention is replaced.

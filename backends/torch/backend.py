@@ -37,7 +37,7 @@ from rollstock import (
 from rollstock.backends.classification import classifier_config, saved_score_weight, score_weight_name
 from rollstock.backends.llama import OtherPartsError
 from rollstock.backends.models import build_model, checkpoint_weights
-from rollstock.backends.moe import Record
+from rollstock.backends.moe import Record, has_experts
 from rollstock.backends.torch import lora
 from rollstock.backends.torch.check import check_network, lean_layers
 from rollstock.backends.torch.compiling import compile_layers
@@ -107,6 +107,8 @@ class PackedBackend(Backend[T]):
         else:
             self._choose_layers(network)
         self._network = network
+        # A router counts last tokens too; that one which changes nothing changes no bit, experts always read them.
+        self._keep_last = model.head == "score" or has_experts(built)
         self._spread()
         self._optimizer = self._make_optimizer(total_updates) if trainable else None
 
@@ -296,10 +298,8 @@ class PackedBackend(Backend[T]):
         if not bool(batch.flat("action_mask").any()):
             yield batch, None, None
         elif self._routing is None:
-            # A router counts last tokens too; that one which changes nothing changes no bit, experts always read them.
-            has_experts = hasattr(self._network.model.config, "num_experts_per_tok")
-            keep_last = self._network.head == "score" or has_experts
-            yield batch, make_layout(batch, share_prompts=self.config.share_prompts, keep_last=keep_last), None
+            layout = make_layout(batch, share_prompts=self.config.share_prompts, keep_last=self._keep_last)
+            yield batch, layout, None
         else:
             marks = self._routing.marks(batch)
             layout = make_layout(batch, share_prompts=self.config.share_prompts, marks=marks)
