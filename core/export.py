@@ -12,8 +12,8 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -63,7 +63,8 @@ def export(
     temporary = to.with_name(f".{to.name}.tmp-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        with folder_for(to.parent), _removed_at_last(temporary):
+        with folder_for(to.parent), ExitStack() as ends:
+            ends.callback(shutil.rmtree, temporary, ignore_errors=True)  # before the folder around it
             shutil.copytree(directory.model, temporary)
             _write_weights(weights, temporary, dtype)
             _write_router(checkpoint, temporary)
@@ -75,14 +76,6 @@ def export(
         message = f"the export to {to} failed, and nothing of it is left"
         raise path_error(error, message, "choose another --to") from error
     return to
-
-
-@contextmanager
-def _removed_at_last(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_router(checkpoint: Checkpoint, folder: Path) -> None:
