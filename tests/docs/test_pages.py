@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import run_blocks
 
-SLOW = re.compile(r"rollstock (train|resume|eval|doctor)|--dry-run|pytest|check_|import torch")
+SLOW = re.compile(r"rollstock (train|resume|eval|doctor)|pytest|check_|import torch")
 
 
 def page_parameters() -> list[object]:

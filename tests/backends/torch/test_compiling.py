@@ -42,22 +42,22 @@ def test_compiled_layers_update_as_others_do(
     steps = {"learning_rate": 1.0, "eps": 1.0}
     plain = make_backend(layers="modules", **steps)
     compiled = make_backend(compile=CompileConfig(enabled=True, fullgraph=fullgraph), **steps)
-    # With the attention, each plan is a compilation of its own.
-    cuts = [list(range(7))] if fullgraph else [[0, 1, 3], [2, 4, 5, 6]]
-    found = [
-        backend.update(
-            batch,
-            lambda micro: micro.loss(-micro.logprobs),
-            outputs=["logprobs", "entropy"],
-            temperature=0.7,
-            micro_batches=cuts,
-            totals=Totals.of(batch, response_limit=10),
-        )
-        for backend in (plain, compiled)
-    ]
-    assert found[0]["grad_norm"].value == pytest.approx(found[1]["grad_norm"].value, rel=1e-4)
-    for (weight, mine), (_, theirs) in zip(plain.weights(), compiled.weights(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5, msg=weight)
+    plans = [[list(range(7))], [[0, 1, 3], [2, 4, 5, 6]]]
+    for cuts in plans[:1] if fullgraph else plans:  # with the attention, each plan is a compilation of its own
+        found = [
+            backend.update(
+                batch,
+                lambda micro: micro.loss(-micro.logprobs),
+                outputs=["logprobs", "entropy"],
+                temperature=0.7,
+                micro_batches=cuts,
+                totals=Totals.of(batch, response_limit=10),
+            )
+            for backend in (plain, compiled)
+        ]
+        assert found[0]["grad_norm"].value == pytest.approx(found[1]["grad_norm"].value, rel=1e-4)
+        for (weight, mine), (_, theirs) in zip(plain.weights(), compiled.weights(), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5, msg=weight)
     scores = [
         backend.forward(batch, ["logprobs"], temperature=1.0, micro_batches=cuts)["logprobs"]
         for backend in (plain, compiled)

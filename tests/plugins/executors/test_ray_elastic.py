@@ -45,18 +45,38 @@ def test_results_do_not_depend_on_who_joined_and_left(tmp_path: Path, cluster: A
     assert column(tmp_path / "ray", "scheduler/rollout_queue") == [8.0] * 4
 
 
+@pytest.mark.parametrize(
+    ("taken", "cpus", "message"),
+    [
+        (0, 4, "no more workers of rollout: the 1 workers of rollout ask for 4 CPU beside"),
+        (2, 2, "no more workers of rollout: no room in the Ray cluster"),  # what others have, they may give back
+    ],
+)
 def test_where_there_is_no_room_the_run_goes_on_with_fewer(
-    tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    cluster: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    taken: int,
+    cpus: int,
+    message: str,
 ) -> None:
+    import ray as peer
+
     monkeypatch.setattr(Elastic, "num_workers", lambda self, load: 2 if load.role == "rollout" else None)
     monkeypatch.setattr("rollstock.plugins.executors.ray._JOIN_S", 0.1)
     ray = {"name": "ray", "address": cluster.address}
-    sizes = ["roles.actor.cpus=2", "roles.rollout.cpus=4", "roles.reward.cpus=1", "train.steps=2"]
-    train(small(tmp_path / "ray", *sizes, executor=ray, scheduler={"name": "elastic"}))
+    sizes = ["roles.actor.cpus=2", f"roles.rollout.cpus={cpus}", "roles.reward.cpus=1", "train.steps=2"]
+    config = small(tmp_path / "ray", *sizes, executor=ray, scheduler={"name": "elastic"})
+    try:
+        if taken:
+            peer.init(address=cluster.address, log_to_driver=False)
+            peer.get(peer.util.placement_group([{"CPU": taken}]).ready(), timeout=60)
+        train(config)
+    finally:
+        peer.shutdown()
     assert column(tmp_path / "ray", "scheduler/rollout_workers") == [1.0]
-    assert any(
-        "no more workers of rollout: the 1 workers of rollout ask for 4 CPU beside" in text for text in caplog.messages
-    )
+    assert any(message in text for text in caplog.messages)
 
 
 def test_the_load_that_is_measured_makes_an_idle_worker_leave(tmp_path: Path, cluster: Any) -> None:
