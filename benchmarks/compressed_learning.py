@@ -4,7 +4,7 @@ Trains by `backend: fsdp` and `executor: ray`, the config otherwise as it is, an
 of the bytes that gradients took, and a picture of the curves. A run that is already there is not repeated. Needs Ray.
 
     python benchmarks/compressed_learning.py --picture docs/images/compressed_learning.svg
-    python benchmarks/compressed_learning.py --compressors hybrid --seeds 0 --steps 20 --runs /tmp/compressed
+    python benchmarks/compressed_learning.py --compressors hybrid:0.2 --seeds 0 --steps 20 --runs /tmp/compressed
 """
 
 from __future__ import annotations
