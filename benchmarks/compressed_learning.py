@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--compressors", nargs="+", default=["none", "hybrid:0.5", "hybrid"], help="names, or NAME:SHARE"
+        "--compressors", nargs="+", default=["none", "hybrid:0.5", "hybrid:0.1"], help="names, or NAME:SHARE"
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=120, help="steps of each run")

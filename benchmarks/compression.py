@@ -35,6 +35,7 @@ METHODS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("topk", {}),
     ("topk", {"share": 0.01}),
     ("hybrid", {}),
+    ("hybrid", {"share": 0.1}),
     ("hybrid", {"share": 0.01}),
 )
 

@@ -1,8 +1,9 @@
 """The largest numbers of each tensor, in 8 bits each: `topk` and `int8` together.
 
-By default a tenth is sent, in about 4.2% of the bytes of float32. What is not sent and what is rounded away go into one
-residual, so that error feedback makes up for both (arXiv:1901.09847 needs no more of a compressor than that it leaves
-less than it was given; sparsifying and quantising together: arXiv:1906.02367).
+By default a half is sent, in about 15.8% of the bytes of float32: measured, that teaches as much as all of them, and a
+tenth, in 4.2%, takes more steps. What is not sent and what is rounded away go into one residual, so that error feedback
+makes up for both (arXiv:1901.09847 needs no more of a compressor than that it leaves less than it was given; sparsifying
+and quantising together: arXiv:1906.02367).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rollstock import Payload, hookimpl
+from rollstock import Payload, hookimpl, option
 from rollstock.plugins.compressors._blocks import BlockOptions, dequantise, quantise
 from rollstock.plugins.compressors._indices import SparseOptions, decode_indices, encode_indices, largest
 from rollstock.plugins.compressors._lossy import FeedbackOptions, LossyCompressor
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True)
 class HybridConfig(SparseOptions, BlockOptions, FeedbackOptions):
     """Options of `compressor: {name: hybrid}`; blocks are of the numbers that are sent."""
+
+    share: float = option(
+        0.5,
+        "share of a tensor's numbers that is sent, at least one of them; less than a half takes more steps",
+        minimum=1e-8,
+        maximum=1,
+    )
 
 
 class Hybrid(LossyCompressor[HybridConfig]):

@@ -171,7 +171,7 @@ def test_bytes_are_counted_with_and_without_compression(results: Any) -> None:
         assert traffic["none"].raw_bytes < traffic["none"].wire_bytes < 1.05 * raw
         assert traffic["int8"].ratio < 0.32
         assert traffic["topk"].ratio < 0.17
-        assert traffic["hybrid"].ratio < 0.1
+        assert traffic["hybrid"].ratio < 0.2
         assert said["hybrid"] == other["hybrid"]
 
 

@@ -121,8 +121,9 @@ SPECIAL: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
         {"tolerance": 1.0, "options": {"count": 1, "feedback": False}},
     ],
     "compressor:hybrid": lambda folder: [
-        {"tolerance": 0.8, "ratio": 0.045},
-        {"tolerance": 0.8, "ratio": 0.045, "options": {"stochastic": True, "block_size": 64}},
+        {"tolerance": 0.3, "ratio": 0.16},
+        {"tolerance": 0.8, "ratio": 0.045, "options": {"share": 0.1}},
+        {"tolerance": 0.8, "ratio": 0.045, "options": {"share": 0.1, "stochastic": True, "block_size": 64}},
     ],
     "tracker:jsonl": lambda folder: [{"directory": folder, "read": rows_of_jsonl}],
     "tracker:wandb": lambda folder: [{"directory": folder, "options": {"mode": "offline"}}],

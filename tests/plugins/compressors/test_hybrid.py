@@ -17,10 +17,26 @@ def test_the_numbers_that_are_sent_share_scales_block_by_block() -> None:
     assert found[[3, 70, 128, 255]].tolist() == pytest.approx([127.0, -50.0, 2.54, -1.28])
 
 
-@pytest.mark.parametrize(("dtype", "ratio"), [(torch.float32, 0.0425), (torch.bfloat16, 0.085)])
-def test_the_defaults_take_a_24th_of_float32(dtype: torch.dtype, ratio: float) -> None:
-    payload = Hybrid().compress(torch.randn(100_000).to(dtype), key="w")
-    assert payload.num_bytes / payload.raw_bytes < ratio
+# A half sent: a byte each, a scale for 256, and a bit for each number of the tensor, 0.6328 of 4 bytes. A tenth sent: a
+# byte, a scale, and 5.3 bits each.
+@pytest.mark.parametrize(
+    ("options", "dtype", "ratio"),
+    [
+        ({}, torch.float32, 0.1583),
+        ({}, torch.bfloat16, 0.3166),
+        ({"share": 0.1}, torch.float32, 0.0425),
+        ({"share": 0.1}, torch.bfloat16, 0.085),
+    ],
+)
+def test_the_defaults_take_a_sixth_of_float32_and_a_tenth_of_the_numbers_a_24th(
+    options: dict[str, float], dtype: torch.dtype, ratio: float
+) -> None:
+    payload = Hybrid(HybridConfig(**options)).compress(torch.randn(100_000).to(dtype), key="w")
+    assert 0.97 * ratio < payload.num_bytes / payload.raw_bytes < ratio
+
+
+def test_half_of_the_numbers_is_sent_by_default() -> None:
+    assert HybridConfig().num_sent(1000) == 500
 
 
 def test_all_tensors_of_a_small_model_together_lose_over_70_percent() -> None:
