@@ -9,6 +9,8 @@ from typing import Literal
 from rollstock import option
 from rollstock.backends.torch.config import TorchConfig
 
+_REPLICAS = 2
+
 
 @dataclass(kw_only=True)
 class FSDPConfig(TorchConfig):
@@ -19,9 +21,10 @@ class FSDPConfig(TorchConfig):
         "what each process keeps of weights, gradients and optimizer: FULL a part; HYBRID a part of one of `replicas` "
         "copies; NO_SHARD all",
     )
-    replicas: int = option(
-        2,
-        "copies of the model under HYBRID, each spread over an equal share of the processes",
+    replicas: int | None = option(
+        None,
+        f"copies of the model under HYBRID, each spread over an equal share of the processes; none: {_REPLICAS}. For "
+        "HYBRID alone",
         minimum=2,
         maximum=100_000,
     )
@@ -35,7 +38,7 @@ class FSDPConfig(TorchConfig):
     def num_replicas(self, world_size: int) -> int:
         """How many copies of the model so many processes keep."""
         if self.sharding_strategy == "HYBRID":
-            return min(self.replicas, world_size)
+            return min(self.replicas or _REPLICAS, world_size)
         return world_size if self.sharding_strategy == "NO_SHARD" else 1
 
     def problems(self, world_size: int) -> Iterator[str]:
@@ -45,14 +48,22 @@ class FSDPConfig(TorchConfig):
         if self.compile.enabled:
             yield "backend.compile.enabled: layers whose weights are shared out are not compiled; set it to false"
         if self.sharding_strategy != "HYBRID":
+            if self.replicas is not None:
+                kept = "a copy in each process" if self.sharding_strategy == "NO_SHARD" else "one copy"
+                yield (
+                    f"backend.replicas: {self.replicas} would change nothing: only HYBRID counts copies, and "
+                    f"sharding_strategy: {self.sharding_strategy} keeps {kept}; leave it out, or say "
+                    "sharding_strategy: HYBRID"
+                )
             return
-        if world_size % self.replicas:
+        replicas = self.replicas or _REPLICAS
+        if world_size % replicas:
             yield (
-                f"backend.replicas: {self.replicas} copies cannot have equal shares of {world_size} processes; choose "
+                f"backend.replicas: {replicas} copies cannot have equal shares of {world_size} processes; choose "
                 "a divisor, or another sharding_strategy"
             )
-        elif world_size == self.replicas:
+        elif world_size == replicas:
             yield (
-                f"backend.replicas: with {self.replicas} copies in {world_size} processes nothing is sharded; say "
+                f"backend.replicas: with {replicas} copies in {world_size} processes nothing is sharded; say "
                 "sharding_strategy: NO_SHARD, or choose fewer copies"
             )

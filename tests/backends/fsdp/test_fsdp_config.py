@@ -1,10 +1,12 @@
 """What is wrong with a config of several processes is said before anything is started."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rollstock import ConfigError
+from rollstock.backends.fsdp.config import FSDPConfig
 from rollstock.build import choose
 from rollstock.doctor.config import examine_config
 from rollstock.testing import tiny_config
@@ -19,6 +21,20 @@ HYBRID = ["backend={name: fsdp, sharding_strategy: HYBRID, replicas: 3}", "execu
         ([*HYBRID, "roles.actor.count=4"], "3 copies cannot have equal shares of 4 processes; choose a divisor"),
         ([*HYBRID, "roles.actor.count=3"], "nothing is sharded; say sharding_strategy: NO_SHARD"),
         ([*HYBRID], "3 copies cannot have equal shares of 1 processes"),
+        (
+            ["backend={name: fsdp, sharding_strategy: HYBRID}", "executor=ray", "roles.actor.count=3"],
+            "2 copies cannot have equal shares of 3 processes",
+        ),
+        (
+            ["backend={name: fsdp, replicas: 2}", "executor=ray", "roles.actor.count=4"],
+            "backend.replicas: 2 would change nothing: only HYBRID counts copies, and sharding_strategy: FULL keeps one "
+            "copy; leave it out, or say sharding_strategy: HYBRID",
+        ),
+        (
+            ["backend={name: fsdp, sharding_strategy: NO_SHARD, replicas: 2}", "executor=ray", "roles.actor.count=2"],
+            "backend.replicas: 2 would change nothing: only HYBRID counts copies, and sharding_strategy: NO_SHARD keeps "
+            "a copy in each process",
+        ),
         (["backend={name: fsdp, layers: lean}"], "lean leaves out the modules that are sharded"),
         (["backend={name: fsdp, compile: {enabled: true}}"], "layers whose weights are shared out are not compiled"),
         (
@@ -32,6 +48,21 @@ def test_what_cannot_be_is_refused_before_the_start(tmp_path: Path, overrides: l
     with pytest.raises(ConfigError) as caught:
         choose(tiny_config(tmp_path, {}, overrides))
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "copies"),
+    [
+        ({"sharding_strategy": "HYBRID"}, 2),
+        ({"sharding_strategy": "HYBRID", "replicas": 4}, 4),
+        ({"sharding_strategy": "FULL"}, 1),
+        ({"sharding_strategy": "NO_SHARD"}, 8),
+    ],
+)
+def test_how_many_copies_eight_processes_keep(options: dict[str, Any], copies: int) -> None:
+    config = FSDPConfig(**options)
+    assert config.num_replicas(8) == copies
+    assert list(config.problems(8)) == []
 
 
 def test_workers_that_train_together_cannot_be_in_one_process(tmp_path: Path) -> None:
