@@ -100,7 +100,7 @@ def attend_stream(
 def _by_call(stream: Tensor, layout: Layout) -> list[Tensor]:
     """[L, H, D] to one [size, H, width, D] a call."""
     if layout.rows is not None and layout.places is not None:
-        stream = _ToRows.apply(stream, layout.rows, layout.places)  # type: ignore[no-untyped-call]  # torch's own
+        stream = _ToRows.apply(stream, layout)  # type: ignore[no-untyped-call]  # torch's own
     parts = stream.split([call.size * call.width for call in layout.calls])
     return [
         part.unflatten(0, (call.size, call.width)).transpose(1, 2)
@@ -109,21 +109,26 @@ def _by_call(stream: Tensor, layout: Layout) -> list[Tensor]:
 
 
 class _ToRows(torch.autograd.Function):
-    """Stream to rows. Each token's gradient is that of its one real row: padded rows, which nothing sees, have none."""
+    """Stream to rows. Each token's gradient is the sum of its real rows': padded rows, which nothing sees, have none."""
 
     @staticmethod
-    def forward(ctx: Any, stream: Tensor, rows: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(places)
-        return stream.index_select(0, rows)
+    def forward(ctx: Any, stream: Tensor, layout: Layout) -> Tensor:
+        ctx.layout = layout
+        assert layout.rows is not None
+        return stream.index_select(0, layout.rows)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (places,) = ctx.saved_tensors
-        return gradient.index_select(0, places), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        layout = ctx.layout
+        found = gradient.index_select(0, layout.places)
+        if layout.again is not None:
+            rows, tokens = layout.again
+            found.index_add_(0, tokens, gradient.index_select(0, rows))
+        return found, None
 
 
 class _FromRows(torch.autograd.Function):
-    """Rows to stream: padded rows are dropped, and get the gradient 0."""
+    """Rows to stream: those that are no token's place are dropped, and get the gradient 0."""
 
     @staticmethod
     def forward(ctx: Any, rows_of: Tensor, rows: Tensor, places: Tensor) -> Tensor:

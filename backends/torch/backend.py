@@ -38,6 +38,7 @@ from rollstock.backends.classification import classifier_config, saved_score_wei
 from rollstock.backends.llama import OtherPartsError
 from rollstock.backends.models import build_model, checkpoint_weights
 from rollstock.backends.moe import Record, has_experts
+from rollstock.backends.prefix_tree import first_places
 from rollstock.backends.torch import lora
 from rollstock.backends.torch.check import check_network, lean_layers
 from rollstock.backends.torch.compiling import compile_layers
@@ -317,10 +318,17 @@ class PackedBackend(Backend[T]):
             return {name: torch.zeros(batch.num_tokens, device=device) for name in names}
         where = layout.responses if self._network.head == "score" else layout.predicts
         index, targets = where[chosen], batch.flat("response")[chosen]
+        back = None
+        if layout.again is not None:  # what several trajectories ask for is computed once
+            asked = index * self._network.vocabulary + targets
+            first, back = first_places(asked)
+            index, targets, back = index[first], targets[first], back.to(device)
         with self._autocast():
             found = self._network(
                 layout.to(device), names, index.to(device), targets.to(device), temperature if temperature > 0 else 1.0
             )
+        if back is not None:
+            found = {name: value.index_select(0, back) for name, value in found.items()}
         chosen = chosen.to(device)
         return {name: value.new_zeros(batch.num_tokens).index_put((chosen,), value) for name, value in found.items()}
 

@@ -2,7 +2,9 @@
 
 For the network, which reads the stream, and the attention function, which reads the plan. A trajectory is one segment
 of the stream, or, where prompts are shared, its response is: the prompt of a group then stands in the stream once,
-and every response of the group attends to it and to itself. Which tensor operations run is left to `attention`.
+and every response of the group attends to it and to itself. Where segments of other kinds begin alike, as prompts with
+one system message do and responses with the same first words, attention has a row for each, and everything else one
+token for all. Which tensor operations run is left to `attention`.
 """
 
 from __future__ import annotations
@@ -14,9 +16,13 @@ import torch
 from torch import Tensor
 
 from rollstock import Batch
+from rollstock.backends.prefix_tree import first_places, tree_nodes
 
 _FILL = 0.75
 """The share of a call's width that each segment in it fills; the rest of its row is computed for nothing."""
+
+_MERGED = 0.02
+"""The share of a stream that must be spared before segments are merged, which costs attention copies of its input."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,8 @@ class Layout:
     predicts it. responses [N]: the stream index of each response token itself; empty where last tokens are left
     out. rows [R]: the stream index of each row
     of the calls, one call after the other; None: the rows are the stream. places [L]: for each stream token its row,
-    the inverse of `rows` (padding aside); None with it.
+    the inverse of `rows` (padding aside); None with it. again [2, M]: rows that are no token's place, though not
+    padding, and the stream index of their tokens: those of segments that begin as another one does.
     """
 
     tokens: Tensor
@@ -63,6 +70,7 @@ class Layout:
     calls: tuple[Call, ...]
     rows: Tensor | None
     places: Tensor | None
+    again: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Layout:
         """The same layout with its tensors on `device`."""
@@ -78,6 +86,7 @@ class Layout:
             ),
             rows=None if self.rows is None else self.rows.to(device),
             places=None if self.places is None else self.places.to(device),
+            again=None if self.again is None else self.again.to(device),
         )
 
 
@@ -101,9 +110,9 @@ def make_layout(
     """Lay out prompt and response of every trajectory. Raises ValueError for an empty prompt: nothing predicts its
     first token.
 
-    share_prompts: trajectories with equal prompt tokens share them; the outputs are the same to rounding. marks: those
-    with different ones do not, even so. keep_last: whether the stream has the last token of each response, which
-    predicts nothing.
+    share_prompts: trajectories with equal prompt tokens share them, and whatever else they begin with alike; the
+    outputs are the same to rounding. marks: those with different ones do not, even so, and others only their prompts.
+    keep_last: whether the stream has the last token of each response, which predicts nothing.
     """
     if any(len(prompt) == 0 for prompt in batch.prompts):
         raise ValueError("a trajectory with an empty prompt has no token that predicts its first one")
@@ -114,7 +123,7 @@ def make_layout(
     segments, own = _place(batch, kept, families)
     calls, rows, places = _gather(segments)
     before = [_before(own[i], len(batch.prompts[i]), n) for i, n in enumerate(lengths)]
-    return Layout(
+    layout = Layout(
         tokens=batch.packed().tokens[source],
         source=source,
         positions=_cat(torch.arange(s.offset, s.offset + s.length) for s in segments),
@@ -124,6 +133,31 @@ def make_layout(
         calls=calls,
         rows=rows,
         places=places,
+    )
+    return _merged(layout, batch) if share_prompts and marks is None else layout
+
+
+def _merged(layout: Layout, batch: Batch) -> Layout:
+    """The layout with every token of the stream once whose past is the same, if that spares enough of them."""
+    packed = batch.packed()
+    nodes = torch.cat(tree_nodes(packed.tokens.split(packed.lengths.tolist())))[layout.source]
+    first, index = first_places(nodes)
+    size = len(nodes)
+    if len(first) > (1 - _MERGED) * size:
+        return layout
+    rows, places = (torch.arange(size) if part is None else part for part in (layout.rows, layout.places))
+    others = torch.ones(size, dtype=torch.bool)
+    others[first] = False
+    return replace(
+        layout,
+        tokens=layout.tokens[first],
+        source=layout.source[first],
+        positions=layout.positions[first],
+        predicts=index[layout.predicts],
+        responses=index[layout.responses],
+        rows=index[rows],
+        places=places[first],
+        again=torch.stack([places[others], index[others]]),
     )
 
 

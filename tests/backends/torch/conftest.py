@@ -97,6 +97,25 @@ def batch() -> Batch:
     )
 
 
+@pytest.fixture
+def alike() -> Batch:
+    """Sequences of two tokens: prompts and responses begin as others do, one is all of another, two are equal."""
+    rows = [(0, 5, 7), (0, 5, 6), (1, 3, 6), (0, 5, 0), (2, 6, 5), (0, 5, 7), (2, 6, 5), (1, 3, 4)]
+    return Batch.from_trajectories(
+        [
+            make_trajectory(
+                length,
+                group=group,
+                seed=i % 5,
+                vocab_size=3,
+                prompt=[1, 2, 1, 1, 2, 2][:width],
+                observations=[1, 2] if i == 2 else [],
+            )
+            for i, (group, width, length) in enumerate(rows)
+        ]
+    )
+
+
 def run_packed(
     network: Network, batch: Batch, *, share_prompts: bool = True, temperature: float = 0.7
 ) -> dict[str, Tensor]:

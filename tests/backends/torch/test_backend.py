@@ -69,9 +69,20 @@ def test_activation_checkpointing_changes_no_weight(
     assert list(calls.values()) == [1, 2]
 
 
-def test_sharing_prompts_changes_an_update_by_rounding_only(make_backend: Make, batch: Batch) -> None:
-    shared, whole = (make_backend(share_prompts=flag) for flag in (True, False))
+@pytest.mark.parametrize("layers", ["lean", "modules"])
+@pytest.mark.parametrize("rows", ["batch", "alike"])
+def test_sharing_prompts_changes_an_update_by_rounding_only(
+    rows: str, layers: str, make_backend: Make, request: pytest.FixtureRequest
+) -> None:
+    batch = request.getfixturevalue(rows)
+    shared, whole = (make_backend(share_prompts=flag, layers=layers) for flag in (True, False))
     assert update(shared, batch)["grad_norm"] == pytest.approx(update(whole, batch)["grad_norm"], rel=1e-5)
+    for (name, one), (_, two) in zip(shared.weights(), whole.weights(), strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-4, msg=lambda text, n=name: f"{n}: {text}")
+    cuts = [list(range(len(batch)))]
+    columns = [b.forward(batch, ["logprobs", "entropy"], temperature=0.8, micro_batches=cuts) for b in (shared, whole)]
+    for name, found in columns[0].items():
+        torch.testing.assert_close(found, columns[1][name], rtol=0, atol=1e-4)
 
 
 def test_lower_precision_computes_but_does_not_store(make_backend: Make, batch: Batch) -> None:

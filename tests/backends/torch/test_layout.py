@@ -11,10 +11,20 @@ from rollstock.testing import make_trajectory
 
 
 def batch_of(rows: list[tuple[int, int]]) -> Batch:
-    """Trajectories of (prompt length, response length); prompts of one length are equal."""
+    """Trajectories of (prompt length, response length); prompts of one length are equal, others differ at once."""
     return Batch.from_trajectories(
         [
-            make_trajectory(length, group=width, seed=i, prompt=list(range(1, width + 1)))
+            make_trajectory(length, group=width, seed=i, vocab_size=9999, prompt=[width, *range(1, width)])
+            for i, (width, length) in enumerate(rows)
+        ]
+    )
+
+
+def alike(rows: list[tuple[int, int]]) -> Batch:
+    """The same with prompts and responses of two tokens, which often begin alike."""
+    return Batch.from_trajectories(
+        [
+            make_trajectory(length, group=width, seed=i, vocab_size=3, prompt=[1, 2, 1, 1, 2, 2][:width])
             for i, (width, length) in enumerate(rows)
         ]
     )
@@ -40,27 +50,34 @@ def sequence_before(layout: Layout, index: int) -> list[int]:
 
 @given(
     rows=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9)), min_size=1, max_size=9),
+    few=st.booleans(),
     share_prompts=st.booleans(),
     keep_last=st.booleans(),
 )
 def test_every_response_token_is_predicted_from_its_own_past(
-    rows: list[tuple[int, int]], share_prompts: bool, keep_last: bool
+    rows: list[tuple[int, int]], few: bool, share_prompts: bool, keep_last: bool
 ) -> None:
-    batch = batch_of(rows)
+    batch = alike(rows) if few else batch_of(rows)
     layout = make_layout(batch, share_prompts=share_prompts, keep_last=keep_last)
     starts = (torch.cumsum(batch.lengths, 0) - batch.lengths).tolist()
+    pasts = []
     for i, prompt in enumerate(batch.prompts):
         response = batch.response(i).tolist()
+        sequence = [*prompt.tolist(), *response]
         for k in range(len(response)):
             index = int(layout.predicts[starts[i] + k])
             assert int(layout.positions[index]) == len(prompt) + k - 1
-            assert sequence_before(layout, index) == [*prompt.tolist(), *response[:k]]
-    left_out = 0 if keep_last else 1
-    assert layout.longest == max(width + max(0, length - left_out) for width, length in rows)
-    if not keep_last:
-        whole = make_layout(batch, share_prompts=share_prompts)
-        assert len(layout.tokens) == len(whole.tokens) - sum(length > 0 for _, length in rows)
-        assert len(layout.responses) == 0
+            assert sequence_before(layout, index) == sequence[: len(prompt) + k]
+        for k in range(len(response) if keep_last else 0):
+            assert sequence_before(layout, int(layout.responses[starts[i] + k])) == sequence[: len(prompt) + k + 1]
+        kept = len(sequence) if keep_last else max(len(prompt), len(sequence) - 1)
+        pasts += [tuple(sequence[:end]) for end in range(1, kept + 1)]
+    assert layout.longest == max(map(len, pasts))
+    assert keep_last or len(layout.responses) == 0
+    if share_prompts:  # a little that could be spared may stay
+        assert len(set(pasts)) <= len(layout.tokens) <= len(set(pasts)) / 0.98
+    else:
+        assert len(layout.tokens) == len(pasts)
 
 
 def test_equal_lengths_need_no_rearranging() -> None:
@@ -81,6 +98,25 @@ def test_responses_see_their_prompt_and_themselves() -> None:
     visible = layout.calls[1].visible
     assert visible is not None
     assert visible.int().tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+
+
+def test_what_segments_begin_with_alike_is_one_token_of_the_stream() -> None:
+    prompts = ([1, 2, 3], [1, 2, 4], [1, 2, 4])
+    batch = Batch.from_trajectories(
+        [make_trajectory(4, group=i, seed=min(i, 1), prompt=prompt) for i, prompt in enumerate(prompts)]
+    )
+    layout = make_layout(batch, share_prompts=True)
+    assert len(layout.tokens) == (3 + 4) + (1 + 4)  # the second shares two tokens with the first, the third is it
+    assert torch.equal(*layout.predicts.view(3, 4)[1:])
+    assert layout.rows is not None
+    assert len(layout.rows) == sum(call.size * call.width for call in layout.calls)
+
+
+def test_what_little_could_be_merged_stays_as_it_is() -> None:
+    batch = Batch.from_trajectories(
+        [make_trajectory(60, group=i, seed=i, prompt=[9, i + 1]) for i in range(2)]  # one token of 124
+    )
+    assert make_layout(batch, share_prompts=True).again is None
 
 
 def test_an_empty_prompt_is_refused() -> None:

@@ -46,6 +46,18 @@ def test_outputs_and_gradients_are_those_of_plain_transformers(
     assert_same(gradients(network.model.named_parameters(), found), gradients(reference.named_parameters(), expected))
 
 
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_sequences_that_begin_alike_share_it_and_nothing_changes(
+    name: str, make_network: Any, make_spec: Any, alike: Batch, packed: Run, plain: Run, gradients: Run
+) -> None:
+    network = make_network(name)
+    reference = plain_model(make_spec(name))
+    assert len(make_layout(alike, share_prompts=True).tokens) < 0.7 * sum(alike.total_lengths())
+    found, expected = packed(network, alike), plain(reference, alike)
+    assert_same(found, expected)
+    assert_same(gradients(network.model.named_parameters(), found), gradients(reference.named_parameters(), expected))
+
+
 def test_the_prompt_of_a_group_is_computed_once(batch: Batch) -> None:
     shared, whole = (make_layout(batch, share_prompts=share) for share in (True, False))
     assert len(whole.tokens) == sum(batch.total_lengths())
