@@ -2,8 +2,8 @@
 
 By default a half is sent, in about 15.8% of the bytes of float32: measured, that teaches as much as all of them, and a
 tenth, in 4.2%, takes more steps. What is not sent and what is rounded away go into one residual, so that error feedback
-makes up for both (arXiv:1901.09847 needs no more of a compressor than that it leaves less than it was given; sparsifying
-and quantising together: arXiv:1906.02367).
+makes up for both (arXiv:1901.09847 needs no more of a compressor than that it leaves less than it was given; both
+together: arXiv:1906.02367).
 """
 
 from __future__ import annotations

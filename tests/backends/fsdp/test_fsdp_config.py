@@ -27,13 +27,13 @@ HYBRID = ["backend={name: fsdp, sharding_strategy: HYBRID, replicas: 3}", "execu
         ),
         (
             ["backend={name: fsdp, replicas: 2}", "executor=ray", "roles.actor.count=4"],
-            "backend.replicas: 2 would change nothing: only HYBRID counts copies, and sharding_strategy: FULL keeps one "
-            "copy; leave it out, or say sharding_strategy: HYBRID",
+            "backend.replicas: 2 would change nothing: only HYBRID counts copies, and sharding_strategy: FULL keeps "
+            "one copy; leave it out, or say sharding_strategy: HYBRID",
         ),
         (
             ["backend={name: fsdp, sharding_strategy: NO_SHARD, replicas: 2}", "executor=ray", "roles.actor.count=2"],
-            "backend.replicas: 2 would change nothing: only HYBRID counts copies, and sharding_strategy: NO_SHARD keeps "
-            "a copy in each process",
+            "backend.replicas: 2 would change nothing: only HYBRID counts copies, and sharding_strategy: NO_SHARD "
+            "keeps a copy in each process",
         ),
         (["backend={name: fsdp, layers: lean}"], "lean leaves out the modules that are sharded"),
         (["backend={name: fsdp, compile: {enabled: true}}"], "layers whose weights are shared out are not compiled"),
