@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollstock.answers import sentences
+from rollstock.answers import sentences, worker_group
 from rollstock.checkpoint import CheckpointStore, CheckpointWriter
 from rollstock.columns import roles_needed
-from rollstock.elastic import examine_scheduler
+from rollstock.elastic import examine_scheduler, resizable_roles
 from rollstock.episodes import Player
-from rollstock.errors import ConfigError, PluginError, noted
+from rollstock.errors import ConfigError, noted
 from rollstock.evaluation import Evaluator
 from rollstock.interfaces.algorithm import Algorithm
 from rollstock.interfaces.backend import Backend
@@ -195,6 +195,8 @@ def worker_problems(
 ) -> Iterator[str]:
     """What the workers of a run cannot have of its executor, one sentence each."""
     yield from sentences("executor", executor, executor.validate(specs))
+    scheduler = parts.manager.create_as(Scheduler, config.scheduler)
+    yield from sentences("scheduler", scheduler, scheduler.validate(config, resizable_roles(executor, specs)))
     if config.transport and executor.shares_memory:
         yield (
             f"transport: {config.transport.name!r} would carry nothing, since the executor {executor.plugin_name!r} "
@@ -253,11 +255,7 @@ def build(
             raise ConfigError("\n".join(problems))
         executor.prepare(specs)
         for spec in specs:
-            group: object = executor.start(spec)
-            if not isinstance(group, WorkerGroup):
-                name = f"executor:{executor.plugin_name}"
-                raise PluginError(f"start of plugin {name} must return a WorkerGroup, not {group!r}", name)
-            roles[spec.role] = group
+            roles[spec.role] = worker_group(executor, spec)
         return _assemble(config, directory, parts, interrupt, executor, roles)
     except BaseException:
         with interrupt.deferred():

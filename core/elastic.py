@@ -6,10 +6,11 @@ For the run. How many are wanted is the scheduler's to decide, starting and endi
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from rollstock.interfaces.executor import Executor
+from rollstock.answers import num_workers
+from rollstock.interfaces.executor import Executor, WorkerSpec
 from rollstock.interfaces.scheduler import Scheduler
 from rollstock.manager import PluginManager
 from rollstock.metrics import Metric
@@ -31,6 +32,12 @@ def examine_scheduler(config: RunConfig, manager: PluginManager) -> Iterator[str
         )
 
 
+def resizable_roles(executor: Executor[Any], specs: Sequence[WorkerSpec]) -> list[str]:
+    """The roles of a run whose number of workers its executor can change."""
+    hosts = {spec.colocate_with for spec in specs}
+    return [spec.role for spec in specs if executor.resizes and spec.may_resize and spec.role not in hosts]
+
+
 def adjust(run: Run) -> None:
     """Ask the scheduler, after a step, how many workers each role shall have, and have them started or ended."""
     if not run.scheduler.resizes or run.is_last:
@@ -39,7 +46,7 @@ def adjust(run: Run) -> None:
         load = group.load() if group.can_resize else None
         if load is None:
             continue
-        wanted = run.scheduler.num_workers(load)
+        wanted = num_workers(run.scheduler, load)
         found = group.size
         if wanted is not None and wanted != group.size:
             found = group.resize(wanted)

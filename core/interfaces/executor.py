@@ -54,6 +54,12 @@ class WorkerSpec:
     call_timeout_s: float = 0.0
     retry: Retry = Retry()
 
+    @property
+    def may_resize(self) -> bool:
+        """Whether workers of this role could join and leave during a run: they have no state, do not talk to each
+        other, and have processes of their own on no device in particular."""
+        return self.stateless and not self.together and not self.devices and self.colocate_with is None
+
 
 class WorkerGroup:
     """The workers of one role, called as one. Methods of the worker class carry `@register`, which says how to split a
@@ -105,7 +111,8 @@ class Executor(Plugin[C]):
     """Starts groups of workers and ends them."""
 
     resizes: ClassVar[bool] = False
-    """Whether the number of workers of a role without a state can change during a run (`WorkerGroup.resize`)."""
+    """Whether the number of workers can change during a run (`WorkerGroup.resize`): of each role whose spec says
+    `may_resize`, and in whose processes no other role lives."""
 
     def validate(self, specs: Sequence[WorkerSpec]) -> Sequence[str]:
         """What these workers, all roles of a run, ask for and cannot have; each sentence refuses the run.

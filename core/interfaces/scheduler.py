@@ -10,6 +10,7 @@ from rollstock.plugin import C, Plugin
 
 if TYPE_CHECKING:
     from rollstock.interfaces.device import Memory
+    from rollstock.schema import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,14 @@ class Scheduler(Plugin[C]):
 
     resizes: ClassVar[bool] = False
     """Whether it changes the number of workers of roles; a run that it could not do that in is refused."""
+
+    def validate(self, config: RunConfig, resizable: Sequence[str]) -> Sequence[str]:
+        """What in the resolved run config makes this scheduler do nothing or harm; each sentence refuses the run.
+
+        resizable: the roles of this run whose number of workers can change, those of extensions among them. Called
+        before anything starts, and by `rollstock doctor`. Return nothing when all is well.
+        """
+        return ()
 
     def micro_batches(
         self, lengths: Sequence[int], *, groups: Sequence[int] | None = None, num_parts: int = 1

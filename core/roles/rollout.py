@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rollstock.answers import CheckedScheduler
 from rollstock.dispatch import register
 from rollstock.interfaces.device import Device
 from rollstock.interfaces.model import ModelSpec
@@ -38,7 +39,7 @@ class RolloutWorker(ProfiledWorker):
         self.router = manager.create_as(Router, config.router) if config.router else None
         if self.router is not None:
             self.engine.use_router(self.router)
-        self.engine.use_scheduler(manager.create_as(Scheduler, config.scheduler))
+        self.engine.use_scheduler(CheckedScheduler(manager.create_as(Scheduler, config.scheduler)))
         self.engine.setup(model, self.device, load_tokenizer(config.model))
         self.intake = WeightIntake(self.engine, _receiver(config, manager, rank))
 

@@ -7,13 +7,16 @@ others are None, and pass; how good they are is left to its own tests.
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rollstock.interfaces.device import Memory
 from rollstock.interfaces.scheduler import Scheduler, WorkerLoad
 from rollstock.testing.kit import NotApplicable, Report, expect, run_checks
+from rollstock.testing.runs import tiny_config
 from rollstock.testing.subject import Subject, check_json
 from rollstock.testing.subject import check_options as check_plugin_options
 
@@ -57,6 +60,18 @@ def check_options(case: SchedulerCase) -> None:
     """Every option has a help text, and the defaults fit their own types and bounds; making a plugin leaves its
     config alone."""
     check_plugin_options(case.subject)
+
+
+def check_validation(case: SchedulerCase) -> None:
+    """`validate` takes a run config, with the roles that can change or without, and gives a list of sentences."""
+    for resizable in (["rollout", "reward"], []):
+        with tempfile.TemporaryDirectory() as folder:
+            problems: object = case.make().validate(tiny_config(Path(folder) / "unused", {}), resizable)
+        expect(
+            isinstance(problems, list | tuple) and all(isinstance(problem, str) for problem in problems),
+            f"`validate` gives {problems!r}",
+            mend="return a list of sentences, empty when all is well",
+        )
 
 
 def check_micro_batches(case: SchedulerCase) -> None:
@@ -186,6 +201,7 @@ def check_state(case: SchedulerCase) -> None:
 
 CHECKS = (
     check_options,
+    check_validation,
     check_micro_batches,
     check_generation,
     check_workers,

@@ -169,7 +169,7 @@ class Ray(Executor[RayConfig]):
             ended=self._ended,
             patience=self.config.warn_after_s,
         )
-        if spec.stateless and not spec.together and not spec.devices and spec.colocate_with is None:
+        if spec.may_resize:
             group.change_size = lambda group, count: self._wait(self._change_size, group, count)
         self._wait(group.build)
         self._groups[spec.role], self._begun[spec.role] = group, spec

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rollstock import Scheduler, WorkerLoad, hookimpl, option
+from rollstock import Scheduler, WorkerLoad, hookimpl, option, suggest
 from rollstock.plugins.schedulers.dynamic_batch import DynamicBatch, DynamicBatchConfig
 
 if TYPE_CHECKING:
-    from rollstock import Memory
+    from rollstock import Memory, RunConfig
 
 
 @dataclass(kw_only=True)
@@ -68,6 +68,16 @@ class Elastic(Scheduler[ElasticConfig]):
         super().__init__(config)
         self._batches = DynamicBatch(self.config)
         self._asked: dict[str, int] = {}
+
+    def validate(self, config: RunConfig, resizable: Sequence[str]) -> list[str]:
+        """Refuse roles whose workers nobody can make more or fewer, since they would be left as they are in silence."""
+        return [
+            f"scheduler.roles: {role!r} is no role of this run whose number of workers can change, which takes workers "
+            "without a state in processes of their own (no `devices`, nobody colocated). "
+            f"{suggest(role, resizable)}"
+            for role in self.config.roles
+            if role not in resizable
+        ]
 
     def micro_batches(
         self, lengths: Sequence[int], *, groups: Sequence[int] | None = None, num_parts: int = 1

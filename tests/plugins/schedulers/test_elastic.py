@@ -1,11 +1,16 @@
 """How many workers the scheduler `elastic` wants, and that it cuts batches as `dynamic_batch` does."""
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from rollstock import ConfigError, WorkerLoad
 from rollstock.launch import train
 from rollstock.plugins.schedulers.dynamic_batch import DynamicBatch, DynamicBatchConfig
 from rollstock.plugins.schedulers.elastic import Elastic, ElasticConfig
+from rollstock.testing import tiny_config
 
 
 def load(
@@ -66,6 +71,36 @@ def test_options_under_which_workers_would_come_and_go_are_refused() -> None:
 def test_roles_that_nobody_could_join_are_refused(roles: list[str]) -> None:
     with pytest.raises(ValueError, match="must name roles whose workers may join and leave"):
         ElasticConfig(roles=roles)
+
+
+RAY = {"name": "ray", "dashboard": False}
+
+
+@pytest.mark.parametrize(
+    ("roles", "overrides", "said"),
+    [
+        ("[rollout, rolout]", (), "'rolout' is no role of this run .* Did you mean 'rollout'? Known: rollout, reward."),
+        ("[reward]", ("roles.reward.colocate_with=rollout",), "'reward' is no role of this run .* There are none."),
+        ("[rollout]", ("roles.rollout.colocate_with=actor",), "'rollout' is no role of this run .* Known: reward."),
+        ("[rollout]", ("roles.rollout.devices=[0]",), "'rollout' is no role of this run .* Known: reward."),
+    ],
+)
+def test_roles_whose_number_of_workers_cannot_change_are_refused_with_those_that_can(
+    small_run: Callable[..., Any], tmp_path: Path, roles: str, overrides: Sequence[str], said: str
+) -> None:
+    chosen = f"scheduler={{name: elastic, roles: {roles}}}"
+    with pytest.raises(ConfigError) as caught:
+        train(small_run(tmp_path / "run", chosen, *overrides, executor=RAY))
+    first, _, last = said.partition(" .* ")
+    assert str(caught.value).startswith(f"scheduler.roles: {first} whose number of workers can change")
+    assert str(caught.value).endswith(last)
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_role_that_nobody_can_change_is_named_and_those_that_can_are_taken(tmp_path: Path) -> None:
+    made, config = at_once(roles=["rollout", "judge", "critics"]), tiny_config(tmp_path)
+    assert [problem.split("'")[1] for problem in made.validate(config, ["rollout"])] == ["judge", "critics"]
+    assert made.validate(config, ["rollout", "judge", "critics"]) == []
 
 
 def test_it_cuts_batches_as_dynamic_batch() -> None:
