@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rollstock.errors import PluginError
+from rollstock.interfaces.backend import Backend
 from rollstock.interfaces.executor import Executor, WorkerGroup, WorkerSpec
 from rollstock.interfaces.scheduler import Scheduler, WorkerLoad
 from rollstock.plugin import Plugin
@@ -106,6 +107,18 @@ def _size(scheduler: Scheduler[Any], method: str, found: Any) -> int | None:
             name,
         )
     return size
+
+
+def share_kept(backend: Backend[Any], world_size: int) -> float:
+    """The share of a model that each of a role's workers keeps. Raises PluginError unless it is above 0 and at most
+    1."""
+    found: Any = backend.share_kept(world_size)
+    if not isinstance(found, (int, float)) or isinstance(found, bool) or not 0 < found <= 1:
+        name = f"backend:{backend.plugin_name}"
+        raise PluginError(
+            f"share_kept of plugin {name} must return a number above 0 and at most 1, not {found!r:.200}", name
+        )
+    return float(found)
 
 
 def worker_group(executor: Executor[Any], spec: WorkerSpec) -> WorkerGroup:

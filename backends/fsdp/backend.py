@@ -58,6 +58,10 @@ class FSDPBackend(PackedBackend[FSDPConfig]):
         """See `Backend.validate`."""
         return [*super().validate(config, role), *self.config.problems(config.role(role).count)]
 
+    def share_kept(self, world_size: int) -> float:
+        """See `Backend.share_kept`."""
+        return self.config.num_replicas(world_size) / world_size
+
     def use_compressor(self, compressor: Compressor[Any]) -> None:
         """See `Backend.use_compressor`."""
         self._compressor = compressor

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rollstock.build import Parts, choose, role_specs, worker_problems
+from rollstock.answers import share_kept
+from rollstock.build import MODEL_ROLES, Parts, choose, role_specs, worker_problems
 from rollstock.config import complete_config
 from rollstock.doctor.batches import examine_batches
 from rollstock.doctor.finding import Finding
@@ -16,6 +17,7 @@ from rollstock.doctor.prompts import Lengths, examine_prompts, measure_prompts
 from rollstock.doctor.rewards import examine_rewards, model_bytes
 from rollstock.doctor.training import examine_directory, examine_disk, examine_learning_rate
 from rollstock.errors import RollstockError
+from rollstock.interfaces.backend import Backend
 from rollstock.interfaces.compressor import Compressor
 from rollstock.interfaces.device import Device
 from rollstock.interfaces.executor import Executor
@@ -124,5 +126,11 @@ def _device_and_memory(config: RunConfig, parts: Parts, model: ModelFacts, lengt
         new_tokens=config.sampling.max_new_tokens,
         samples_per_prompt=parts.algorithm.samples_per_prompt,
         reward_bytes=model_bytes(config.rewards),
+        shares={role: _share(config, parts, role) for role in MODEL_ROLES if role in parts.roles},
     )
     yield from examine_memory(model, load, device=str(config.device.name), total=memory.total, free=memory.free)
+
+
+def _share(config: RunConfig, parts: Parts, role: str) -> float:
+    """What each process of a role keeps of its model, as its backend says."""
+    return share_kept(parts.manager.create_as(Backend, config.engine_of(role)), config.role(role).count)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rollstock.doctor.finding import Finding
@@ -44,6 +44,13 @@ class Load:
     """Whether the generator may not use the trainer's own tensors, since it works while they change."""
     reward_bytes: int = 0
     """Of the models that score, which live on the same device."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """By role, what one process keeps of its weights, gradients and optimizer, as its backend says; all if not there.
+    """
+
+    def share(self, role: str) -> float:
+        """What one process keeps of a role's model."""
+        return self.shares.get(role, 1.0)
 
     @property
     def micro_batch_sequences(self) -> int:
@@ -66,25 +73,26 @@ def estimate(model: ModelFacts, load: Load) -> dict[str, int]:
     rank = int(lora.get("rank", 0)) if isinstance(lora, Mapping) else 0
     size = model.num_parameters
     trained = model.adapter_parameters(rank, list(lora.get("targets", []))) if rank and lora else size
+    kept = load.share("actor")
     parts = {
-        "weights (float32)": FLOAT * (size + (trained if rank else 0)),
-        "gradients": FLOAT * trained,
-        "optimizer": 2 * FLOAT * trained,
+        "weights (float32)": math.ceil(kept * FLOAT * (size + (trained if rank else 0))),
+        "gradients": math.ceil(kept * FLOAT * trained),
+        "optimizer": math.ceil(kept * 2 * FLOAT * trained),
         "activations": _activations(model, load),
         "logits": _logits(model, load),
         **(
-            _generation(model, load, shares_weights=not (rank or load.copies_weights))
+            _generation(model, load, shares_weights=not (rank or load.copies_weights or kept < 1))
             if "rollout" in load.roles
             else {}
         ),
         "program": PROGRAM,
     }
     if "reference" in load.roles:
-        parts["reference model"] = FLOAT * size
+        parts["reference model"] = math.ceil(load.share("reference") * FLOAT * size)
     if "reward" in load.roles:
         parts["reward models"] = load.reward_bytes
     if "critic" in load.roles:
-        parts["critic with optimizer"] = FLOAT * (size + 3 * trained)
+        parts["critic with optimizer"] = math.ceil(load.share("critic") * FLOAT * (size + 3 * trained))
     return {name: value for name, value in parts.items() if value}
 
 
@@ -124,9 +132,12 @@ def examine_memory(model: ModelFacts, load: Load, *, device: str, total: int, fr
     largest = sorted(parts.items(), key=lambda part: -part[1])
     listed = ", ".join(f"{name} {format_bytes(value)}" for name, value in largest if value > 0.02 * needed)
     size = format_count(model.num_parameters)
+    divided = ", ".join(f"{share:.0%} of the {role}'s" for role, share in load.shares.items() if share < 1)
+    if divided:
+        divided = f"each process keeps {divided} weights, gradients and optimizer; "
     text = (
         f"a model of {size} parameters needs up to about {format_bytes(needed)} ({listed}); "
-        f"{device} has {format_bytes(total)}, {format_bytes(free)} free"
+        f"{divided}{device} has {format_bytes(total)}, {format_bytes(free)} free"
     )
     if needed > total:
         yield Finding("error", "memory of the run", text, _advice(largest[0][0], load))

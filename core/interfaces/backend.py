@@ -52,6 +52,12 @@ class Backend(Plugin[C]):
         anything is started, of a backend that is not set up."""
         return ()
 
+    def share_kept(self, world_size: int) -> float:
+        """Of a model's weights, gradients and optimizer, the share that each of so many workers keeps, above 0 and at
+        most 1: all of it, unless workers divide a model among them. Asked of a backend that is not set up, for an
+        estimate of memory."""
+        return 1.0
+
     def use_workers(self, rank: int, world_size: int) -> None:
         """Hear which of its role's workers this one is, and of how many; called once, before `setup`."""
         self.rank, self.world_size = rank, world_size

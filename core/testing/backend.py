@@ -67,6 +67,17 @@ def check_options(case: BackendCase) -> None:
     check_plugin_options(case.subject)
 
 
+def check_share(case: BackendCase) -> None:
+    """Of a model, a worker alone keeps all, and one of several no more and never nothing."""
+    backend = case.subject.make()
+    shares = {count: backend.share_kept(count) for count in (1, 2, 4, 8)}
+    expect(
+        shares[1] == 1 and all(0 < share <= 1 for share in shares.values()),
+        f"by the number of workers, each keeps {shares} of the model",
+        mend="`share_kept` gives 1 where workers do not divide a model among them, 1 / world_size where they all do",
+    )
+
+
 def check_seed(case: BackendCase) -> None:
     """The weights of a random model are a function of the spec's seed alone, and are what `fingerprint` says."""
     torch.manual_seed(1)
@@ -250,6 +261,7 @@ def check_empty(case: BackendCase) -> None:
 
 CHECKS = (
     check_options,
+    check_share,
     check_seed,
     check_weights,
     check_forward,

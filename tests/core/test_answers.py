@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from rollstock import Executor, Memory, NoOptions, PluginError, Scheduler, WorkerGroup, WorkerLoad
-from rollstock.answers import CheckedScheduler, micro_batches, num_workers, sentences
+from rollstock.answers import CheckedScheduler, micro_batches, num_workers, sentences, share_kept
+from rollstock.backends.torch.backend import TorchBackend
 from rollstock.launch import train
 from rollstock.plugins.executors.local import Local, LocalGroup
 from rollstock.testing import installed
@@ -125,6 +126,17 @@ def test_a_run_whose_scheduler_gives_no_size_ends_with_its_name(small_run: Any, 
         pytest.raises(PluginError, match="generation_batch_size of plugin scheduler:nobody must return a whole number"),
     ):
         train(small_run(tmp_path / "run", scheduler="nobody"))
+
+
+@pytest.mark.parametrize("found", [0, -1, 1.5, "half", None, True, float("nan")])
+def test_shares_of_a_model_that_cannot_be_are_refused(found: Any) -> None:
+    class Shares(TorchBackend):
+        def share_kept(self, world_size: int) -> Any:
+            return found
+
+    with pytest.raises(PluginError, match="share_kept of plugin backend:Shares must return a number above 0 and at "):
+        share_kept(Shares(), 4)
+    assert share_kept(TorchBackend(), 4) == 1.0
 
 
 class Unfinished(WorkerGroup):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rollstock import ConfigError
+from rollstock.backends.fsdp.backend import FSDPBackend
 from rollstock.backends.fsdp.config import FSDPConfig
 from rollstock.build import choose
 from rollstock.doctor.config import examine_config
@@ -63,6 +64,39 @@ def test_how_many_copies_eight_processes_keep(options: dict[str, Any], copies: i
     config = FSDPConfig(**options)
     assert config.num_replicas(8) == copies
     assert list(config.problems(8)) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "count", "said"),
+    [
+        ("sharding_strategy: FULL", 4, "25% of the actor's, 25% of the critic's weights"),
+        ("sharding_strategy: HYBRID, replicas: 2", 8, "25% of the actor's, 25% of the critic's weights"),
+        ("sharding_strategy: HYBRID", 4, "50% of the actor's, 50% of the critic's weights"),
+        ("sharding_strategy: NO_SHARD", 4, None),
+        ("sharding_strategy: FULL", 1, None),
+    ],
+)
+def test_the_estimate_of_memory_counts_what_each_process_keeps(
+    tmp_path: Path, options: str, count: int, said: str | None
+) -> None:
+    counts = [f"roles.{role}.count={count}" for role in ("actor", "critic")]
+    overrides = [f"backend={{name: fsdp, {options}}}", "executor=ray", "algorithm=ppo", *counts]
+    findings = examine_config(tiny_config(tmp_path, {}, overrides))
+    (found,) = [finding.message for finding in findings if finding.subject == "memory of the run"]
+    assert found.partition("each process keeps ")[2].partition(", gradients")[0] == (said or "")
+
+
+@pytest.mark.parametrize(
+    ("options", "shares"),
+    [
+        ({}, [1, 1 / 2, 1 / 4, 1 / 8]),
+        ({"sharding_strategy": "HYBRID", "replicas": 2}, [1, 1, 1 / 2, 1 / 4]),
+        ({"sharding_strategy": "NO_SHARD"}, [1, 1, 1, 1]),
+    ],
+)
+def test_the_share_of_a_model_that_each_process_keeps(options: dict[str, Any], shares: list[float]) -> None:
+    backend = FSDPBackend(FSDPConfig(**options))
+    assert [backend.share_kept(count) for count in (1, 2, 4, 8)] == shares
 
 
 def test_workers_that_train_together_cannot_be_in_one_process(tmp_path: Path) -> None:

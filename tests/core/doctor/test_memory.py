@@ -76,6 +76,29 @@ def test_adapters_alone_have_gradients_and_an_optimizer() -> None:
     assert MODEL.adapter_parameters(2, ["q_proj"]) == 2 * (64 + 64)
 
 
+def test_what_several_processes_divide_is_counted_by_what_each_keeps() -> None:
+    roles = ("actor", "critic", "reference", "rollout")
+    whole = estimate(MODEL, replace(LOAD, roles=roles))
+    shares = {"actor": 0.25, "critic": 0.5, "reference": 1.0}
+    parts = estimate(MODEL, replace(LOAD, roles=roles, shares=shares))
+    assert parts["weights (float32)"] == 1_000_000
+    assert parts["gradients"] == 1_000_000
+    assert parts["optimizer"] == 2_000_000
+    assert parts["critic with optimizer"] == 8_000_000
+    assert parts["reference model"] == 4_000_000
+    assert parts["weights of the generator"] == 4_000_000, "whole weights are a copy of what others keep parts of"
+    kept = ("activations", "logits", "key-value cache", "logits of sampling", "program")
+    assert {name: parts[name] for name in kept} == {name: whole[name] for name in kept}
+
+
+def test_the_shares_are_said() -> None:
+    load = replace(LOAD, shares={"actor": 0.25, "reference": 1.0})
+    (finding,) = examine_memory(MODEL, load, device="cpu", total=2**34, free=2**34)
+    assert "each process keeps 25% of the actor's weights, gradients and optimizer; cpu has" in finding.message
+    (finding,) = examine_memory(MODEL, LOAD, device="cpu", total=2**34, free=2**34)
+    assert "each process" not in finding.message
+
+
 @pytest.mark.parametrize(
     ("total", "free", "severity"), [(2**34, 2**34, "ok"), (2**34, 2**29, "warning"), (2**29, 2**29, "error")]
 )

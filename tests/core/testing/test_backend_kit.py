@@ -31,6 +31,11 @@ from rollstock.testing.backend import CHECKS
 OPTIONS = {"learning_rate": 1e-3}
 
 
+class KeepsNothing(TorchBackend):
+    def share_kept(self, world_size: int) -> float:
+        return 1 - 1 / world_size
+
+
 class IgnoresTheSeed(TorchBackend):
     def setup(self, model: ModelSpec, device: Device[Any], *, trainable: bool, total_updates: int) -> None:
         drawn = dataclasses.replace(model, seed=random.randrange(2**30))
@@ -214,6 +219,7 @@ class FailsOnClose(TorchBackend):
 
 
 WRONG: list[tuple[type[Backend[Any]], str, str]] = [
+    (KeepsNothing, "share", "{1: 0.0, 2: 0.5, 4: 0.75, 8: 0.875}"),
     (IgnoresTheSeed, "seed", "model.seed"),
     (FingerprintIsAConstant, "seed", "not that of `weights()`"),
     (NamesOfAWrapper, "weights", "module.model"),

@@ -377,7 +377,13 @@ class ForgetsTheState(DynamicBatch):
         return {"seen": self.seen}
 
 
+class SaysOneSentence(DynamicBatch):
+    def validate(self, config: Any, resizable: Sequence[str]) -> str:
+        return "" if resizable else "nobody may join"
+
+
 WRONG_SCHEDULERS: list[tuple[type[Scheduler[Any]], str, str]] = [
+    (SaysOneSentence, "validation", "list of sentences"),
     (DropsTheLast, "micro_batches", "exactly one"),
     (IgnoresParts, "micro_batches", "multiple"),
     (CutsAtRandom, "micro_batches", "two ways"),
