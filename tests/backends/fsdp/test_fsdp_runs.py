@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from rollstock.export import export
 from rollstock.launch import resume, train
+from rollstock.testing import read_metrics
 
 pytestmark = pytest.mark.cluster
 SIZE = {"train": {"steps": 4, "prompts_per_step": 4}, "checkpoint": {"every_steps": 2}}
@@ -54,6 +55,25 @@ def test_two_processes_on_ray_learn_what_one_learns(tmp_path: Path, small_run: C
     fsdp = {"backend": {"name": "fsdp", "learning_rate": 1e-2}, "executor": RAY, "compressor": {"name": "none"}}
     train(small_run(tmp_path / "fsdp", *WORKERS, **sections, **fsdp))
     assert_same(tmp_path / "fsdp", tmp_path / "torch")
+    weights = [
+        load_file(export(tmp_path / name, tmp_path / f"{name}-model") / "model.safetensors")
+        for name in ("fsdp", "torch")
+    ]
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
+
+
+def test_what_two_processes_train_reaches_two_generators_by_shared_memory(
+    tmp_path: Path, small_run: Callable[..., Any]
+) -> None:
+    pytest.importorskip("ray")
+    train(small_run(tmp_path / "torch", **SIZE))
+    fsdp = {"backend": {"name": "fsdp", "learning_rate": 1e-2}, "executor": RAY, "transport": "shm"}
+    counts = ["roles.actor.count=2", "roles.rollout.count=2", "roles.reward.colocate_with=rollout"]
+    train(small_run(tmp_path / "fsdp", *counts, **SIZE, **fsdp))
+    assert_same(tmp_path / "fsdp", tmp_path / "torch")
+    steps = [row["metrics"] for row in read_metrics(tmp_path / "fsdp") if "metrics" in row]
+    assert [step["sync/changed"] for step in steps] == [1.0] * 4  # and both generators have the trainer's fingerprint
+    assert all(step["sync/bytes"] > 4 * 1000 for step in steps)  # some thousand float32
     weights = [
         load_file(export(tmp_path / name, tmp_path / f"{name}-model") / "model.safetensors")
         for name in ("fsdp", "torch")

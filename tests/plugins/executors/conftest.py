@@ -134,11 +134,17 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`kill(role, method, number)`: the last worker of a role is killed in its so-and-so-manieth call of a method;
-    stopped_s: for so many seconds it does nothing before."""
+    """`kill(role, method, number)`: the last worker of a role, or the one of `rank`, is killed in its so-and-so-manieth
+    call of a method; stopped_s: for so many seconds it does nothing before."""
 
     def arm(
-        role: str, method: str, number: int, *, by: signal.Signals = signal.SIGKILL, stopped_s: float = 0.0
+        role: str,
+        method: str,
+        number: int,
+        *,
+        rank: int = -1,
+        by: signal.Signals = signal.SIGKILL,
+        stopped_s: float = 0.0,
     ) -> None:
         from rollstock.plugins.executors._group import RayGroup
 
@@ -149,7 +155,7 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             if (self.role, called) == (role, method):
                 left[0] -= 1
                 if left[0] == 0:
-                    pid = self.processes[-1].pid
+                    pid = self.processes[rank].pid
                     os.kill(pid, signal.SIGSTOP if stopped_s else by)
                     if stopped_s:
                         threading.Timer(stopped_s, os.kill, (pid, by)).start()

@@ -94,6 +94,52 @@ def test_a_killed_trainer_is_started_again_where_it_was(
     }
 
 
+TOGETHER = {"backend": {"name": "fsdp", "learning_rate": 1e-2}, "extensions": ["herald"]}
+HYBRID = {**TOGETHER, "compressor": "hybrid"}  # each rank keeps what it owes
+
+
+@pytest.fixture(scope="module")
+def together(judged: None, cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A run of two ranks that train one model, which nobody disturbs; made once for each set of sections."""
+    made: dict[str, Path] = {}
+
+    def run(**sections: Any) -> Path:
+        key = str(sections)
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("together") / "run"
+            ray = {"name": "ray", "address": cluster.address}
+            train(small(made[key], "roles.actor.count=2", "checkpoint.every_steps=0", executor=ray, **sections))
+        return made[key]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("sections", "rank", "state_gib"), [(TOGETHER, 1, 1.0), (TOGETHER, 0, 1.0), (HYBRID, 1, 1.0), (HYBRID, 0, 0.0)]
+)
+def test_one_of_two_ranks_that_train_together_is_killed_and_both_go_on_from_where_they_were(
+    tmp_path: Path,
+    together: Callable[..., Path],
+    cluster: Any,
+    kill: Callable[..., None],
+    sections: dict[str, Any],
+    rank: int,
+    state_gib: float,
+) -> None:
+    undisturbed = together(**sections)
+    ray = {"name": "ray", "address": cluster.address}
+    kill("actor", "update", 3, rank=rank)
+    options = ["roles.actor.count=2", f"recovery.state_gib={state_gib}", "checkpoint.every_steps=0"]
+    train(small(tmp_path / "ray", *options, executor=ray, **sections))
+    assert_same(tmp_path / "ray", undisturbed)
+    assert told(tmp_path / "ray") == [f"failed actor worker {rank}", "started actor 0", "started actor 1"]
+    assert metrics_of(tmp_path / "ray") == {
+        "recovery/num_restarts": 1,
+        "recovery/num_replaced": 2,
+        "recovery/num_steps_again": 0 if state_gib else 2,
+    }
+
+
 def test_a_killed_worker_of_an_extensions_role_is_started_again_and_the_step_played_again(
     judged: None, tmp_path: Path, cluster: Any, kill: Callable[..., None]
 ) -> None:
