@@ -3,12 +3,13 @@
 For `decoder`, which runs a model's forward inside `attending`. The forward gets one stream of tokens `[1, L]` without
 padding; only here do they become rows again. In a prefill, the stream is distinct prompts end to end. In a decoding
 step it is one token of every row: the samples of a prompt then read its keys and values together, as one matrix
-product, and their own tails apart.
+product, and their own tails apart. Tokens with one past are one token of the stream, whether prompts or samples begin
+alike: only attention has them for each row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
@@ -20,9 +21,13 @@ from transformers import AttentionInterface
 
 from rollstock.backends.native.cache import LayerCache
 from rollstock.backends.native.prefixes import Piece, Prefix
+from rollstock.backends.prefix_tree import first_places
 
 IMPLEMENTATION: Final = "rollstock_native"
 """The name under which transformers finds this attention."""
+
+_MERGED: Final = 0.1
+"""The share of a decoding step's rows that must be spared before equal ones are merged, which costs a few copies."""
 
 _CHANGES_SCORES: Final = ("softcap", "s_aux", "position_bias", "head_mask", "indices", "block_mask")
 
@@ -51,8 +56,35 @@ class SharedBatch:
         self.generated = 0  # tokens in every tail, the one being computed included
         self.settings: dict[int, tuple[float, int | None]] = {}  # of each layer: the scale of scores, and the window
         self.windows: set[int] = set()  # of the layers with a sliding window
+        self.merged: tuple[Tensor, Tensor] | None = None  # of the stream under way, see `merge`; None: all is apart
         self._masks: dict[tuple[int, int | None], Tensor | None] = {}
         self.place_rows(torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)))
+        self._pasts: Tensor | None = self.groups  # of each row, what it has in common with those that are equal to it
+
+    def merge(self, pasts: Tensor, *, spared: float = 0.0) -> Tensor | None:
+        """Make one token of those of a stream that have one past, given a number for each past, [n] on the CPU.
+
+        Returns the places of the first of each, in order, on the device: the stream that is left. None, and nothing is
+        merged, where no more than the share `spared` would go.
+        """
+        first, index = first_places(pasts)
+        if len(first) == len(pasts) or len(first) > (1 - spared) * len(pasts):
+            self.merged = None
+            return None
+        self.merged = (first.to(self.device), index.to(self.device))
+        return self.merged[0]
+
+    def merge_rows(self, tokens: Tensor, vocabulary: int) -> Tensor | None:
+        """The same for a decoding step, in which row r gets `tokens[r]`: of rows that were equal so far, and still
+        are."""
+        self.merged = None
+        if self._pasts is None:
+            return None
+        kinds, self._pasts = torch.unique(self._pasts * vocabulary + tokens.cpu(), return_inverse=True)
+        kept = self.merge(self._pasts, spared=_MERGED)
+        if len(kinds) == len(tokens):  # and so they stay
+            self._pasts = None
+        return kept
 
     def reuse(self, prefixes: Sequence[Prefix | None]) -> None:
         """Take the beginnings of the prompts, [G], that are known already; the prefill then reads the rest alone."""
@@ -100,6 +132,7 @@ class SharedBatch:
             for layer in self.layers.values():
                 layer.move_rows(sources, targets)
         self.place_rows(self.groups[rows])
+        self._pasts = None if self._pasts is None else self._pasts[rows]
 
     def step(self) -> Tensor:
         """Begin a decoding step; returns the position of every row's token, `[1, B]`."""
@@ -171,9 +204,9 @@ def shared_attention(
     rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [L, H, D] each
     if batch.generated == 0:
         batch.settings[index] = (scale, sliding_window)
-        output = _prefill(batch, index, *rows, scale=scale, window=sliding_window)
+        output = _as_one(_prefill, batch, index, *rows, scale=scale, window=sliding_window)
     else:
-        output = _decode(batch, batch.layer(index), *rows, scale=scale, window=sliding_window)
+        output = _as_one(_decode, batch, index, *rows, scale=scale, window=sliding_window)
     return output[None], None
 
 
@@ -182,11 +215,22 @@ def decode_rows(
 ) -> Tensor:
     """Attention of a decoding step in the layer `index`, as the prefill was told to do it: one token of each row.
 
-    query `[B, H, D]`, key and value `[B, Hkv, D]`; returns `[B, H, D]`. scaled: the queries are multiplied with the
-    scale of the scores already.
+    query `[B, H, D]`, key and value `[B, Hkv, D]`; returns `[B, H, D]`; of rows that are merged, one each. scaled: the
+    queries are multiplied with the scale of the scores already.
     """
     scale, window = batch.settings[index]
-    return _decode(batch, batch.layer(index), query, key, value, scale=1.0 if scaled else scale, window=window)
+    return _as_one(_decode, batch, index, query, key, value, scale=1.0 if scaled else scale, window=window)
+
+
+def _as_one(
+    attend: Callable[..., Tensor], batch: SharedBatch, index: int, *stream: Tensor, scale: float, window: int | None
+) -> Tensor:
+    """`attend` for queries, keys and values of a stream, each token of which may stand for several rows."""
+    if batch.merged is None:
+        return attend(batch, index, *stream, scale=scale, window=window)
+    first, places = batch.merged
+    rows = attend(batch, index, *(part.index_select(0, places) for part in stream), scale=scale, window=window)
+    return rows.index_select(0, first)
 
 
 def _prefill(
@@ -272,12 +316,12 @@ def _prefill_the_rest(
 def _by_layer(parts: Sequence[Tensor]) -> Tensor:
     """Keys and values of one layer after the other, [Hkv, n, D] each, as [layers, 2, Hkv, n, D]."""
     stacked = torch.stack(list(parts))
-    return stacked.view(-1, 2, *stacked.shape[1:])
+    return stacked.view(len(parts) // 2, 2, *stacked.shape[1:])
 
 
 def _decode(
     batch: SharedBatch,
-    cache: LayerCache,
+    index: int,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -286,6 +330,7 @@ def _decode(
     window: int | None,
 ) -> Tensor:
     """One token of each row, `[B, H, D]`: scores against the prompts and the row's own tail, under one softmax."""
+    cache = batch.layer(index)
     keys, values = cache.append(key, value, batch.limit)
     if window is not None and keys.shape[2] > window:
         keys, values = keys[:, :, -window:], values[:, :, -window:]

@@ -19,6 +19,7 @@ from torch import Tensor
 from rollstock import UserError
 from rollstock.backends.native.attention import IMPLEMENTATION, SharedBatch, UnsupportedAttentionError, attending
 from rollstock.backends.native.prefixes import Piece, PrefixCache
+from rollstock.backends.prefix_tree import tree_nodes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,11 +39,18 @@ class Decoder(ABC):
     shares_prompts: bool
     """Whether the samples of a prompt share the memory of its keys and values."""
 
+    merges = True
+    """Whether tokens with one past may be computed once for all. Whoever looks at each token says no."""
+
     prefixes: PrefixCache | None = None
     """What earlier batches left, where the engine keeps that."""
 
     reused = 0
     """How many tokens of the prompts `start` did not have to read the last time, because they were known."""
+
+    merged = 0
+    """How many tokens of the batch, those of its prompts included, were not computed because another one has the same
+    past."""
 
     captured: Tensor | None = None
     """[n, layers, k]: the experts of the tokens that `start` (prompts end to end) or `step` read last, on the CPU,
@@ -112,6 +120,7 @@ class SharedDecoder(Decoder):
         model.set_attn_implementation(IMPLEMENTATION)
         if model.config._attn_implementation != IMPLEMENTATION:
             raise UnsupportedAttentionError(f"{type(model).__name__} keeps its own attention")
+        self._vocabulary = int(model.config.get_text_config().vocab_size)
         self._batch: SharedBatch | None = None
         self._prompts: list[tuple[int, ...]] = []
         self._known: dict[int, tuple[Piece, ...]] = {}  # of each prompt that begins with something known, that
@@ -123,6 +132,8 @@ class SharedDecoder(Decoder):
         self._batch = batch
         self._take_known(prompts)
         skipped = batch.reused.tolist()
+        self.merged = 0
+        nodes = tree_nodes([torch.tensor(prompt) for prompt in prompts]) if self.merges else []
         logits = []
         for first, last in _chunks((batch.lengths - batch.reused).tolist(), _PREFILL_TOKENS):
             batch.chunk = (first, last)
@@ -131,7 +142,14 @@ class SharedDecoder(Decoder):
             ends = torch.cumsum(lengths, 0)
             starts = torch.repeat_interleave(ends - lengths - batch.reused[first:last], lengths)
             positions = torch.arange(len(tokens)) - starts
-            logits.append(self._forward(tokens[None], positions[None], (ends - 1).to(self.device)))
+            wanted = ends - 1
+            if self.merges:
+                batch.merge(torch.cat([nodes[g][skipped[g] :] for g in range(first, last)]))
+            if batch.merged is not None:
+                self.merged += len(tokens) - len(batch.merged[0])
+                kept, index = (part.cpu() for part in batch.merged)
+                tokens, positions, wanted = tokens[kept], positions[kept], index[wanted]
+            logits.append(self._forward(tokens[None], positions[None], wanted.to(self.device)))
         if self._slides and not batch.windows:  # it would show only in a sequence longer than the window
             self.stop()
             raise UnsupportedAttentionError(f"{type(self.model).__name__} does not tell its attention of its window")
@@ -162,7 +180,24 @@ class SharedDecoder(Decoder):
     def step(self, tokens: Tensor) -> Tensor:
         """See `Decoder.step`."""
         assert self._batch is not None
-        return self._forward(tokens[None], self._batch.step(), None)
+        tokens, positions = self._next(tokens)
+        return self._of_rows(self._forward(tokens[None], positions[None], None))
+
+    def _next(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Begin a step: its stream, tokens and positions [U] on the device; U is B unless rows are merged."""
+        batch = self._batch
+        assert batch is not None
+        positions = batch.step()[0]
+        kept = batch.merge_rows(tokens, self._vocabulary) if self.merges else None
+        if kept is None:
+            return tokens, positions
+        self.merged += len(tokens) - len(kept)
+        return tokens[kept], positions[kept]
+
+    def _of_rows(self, stream: Tensor) -> Tensor:
+        """The rows of a step from its stream, both `[., V]`."""
+        assert self._batch is not None
+        return stream if self._batch.merged is None else stream.index_select(0, self._batch.merged[1])
 
     def _forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor | None) -> Tensor:
         """The logits `[n, V]` at the places `wanted` of a stream `[1, L]`; None: at all."""

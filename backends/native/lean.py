@@ -146,8 +146,9 @@ class LeanDecoder(SharedDecoder):
         assert self._batch is not None
         assert self._head is not None
         batch = self._batch
-        stream = self._parts.embedding(tokens)  # [B, hidden]
-        cos, sin = (part[0][:, None] for part in self._parts.rotary(stream[None], batch.step()))
+        tokens, positions = self._next(tokens)
+        stream = self._parts.embedding(tokens)  # [U, hidden]
+        cos, sin = (part[0][:, None] for part in self._parts.rotary(stream[None], positions[None]))
         half = cos.shape[-1] // 2
         turn = (cos, sin[..., :half], sin[..., half:])
         for layer in self._layers:
@@ -159,7 +160,7 @@ class LeanDecoder(SharedDecoder):
             x = layer.before_mlp(stream)
             gate = layer.gate.gated(x) if self._gates_by_silu else layer.parts.activation(layer.gate(x))
             stream = layer.down.plus(layer.up.times(x, gate), stream)
-        return self._head(self._norm(stream))
+        return self._of_rows(self._head(self._norm(stream)))
 
     def release(self) -> None:
         """See `Decoder.release`."""

@@ -280,6 +280,7 @@ class Native(Rollout[NativeConfig]):
         metrics.batches += 1
         metrics.rows += len(members)
         metrics.reused += self._decoder.reused
+        metrics.merged += self._decoder.merged
         metrics.prefilled += sum(len(group.prompt) for group in batch) - self._decoder.reused
         metrics.prompt_tokens += sum(len(group.prompt) * len(group.members) for group in batch)
         metrics.generated += sum(len(done.tokens) for done in finished)
@@ -350,6 +351,7 @@ class _Counts:
     rows: int = 0
     prefilled: int = 0
     reused: int = 0  # tokens of prompts that the prefix cache had
+    merged: int = 0  # tokens that were computed for another sequence with the same past
     prompt_tokens: int = 0
     generated: int = 0
     halved: int = 0
@@ -362,6 +364,7 @@ class _Counts:
             "rollout/batch_size": Metric(self.rows / max(1, self.batches), self.batches, "mean"),
             "rollout/prefill_tokens": Metric(self.prefilled, 1.0, "sum"),
             "rollout/shared_prompt_tokens": Metric(self.prompt_tokens - self.prefilled - self.reused, 1.0, "sum"),
+            "rollout/merged_tokens": Metric(self.merged, 1.0, "sum"),
             "rollout/generated_tokens": Metric(self.generated, 1.0, "sum"),
             "rollout/halved_batches": Metric(self.halved, 1.0, "sum"),
             "perf/num_allocation_failures": Metric(self.halved, 1.0, "sum"),

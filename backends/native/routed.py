@@ -25,6 +25,7 @@ class RoutedDecoder(Decoder):
         self.inner = inner
         self.mixes_lengths = inner.mixes_lengths
         self.shares_prompts = inner.shares_prompts
+        inner.merges = False
         self.version = 0
         self.exploring = True
         self._routed = routed
