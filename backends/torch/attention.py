@@ -109,7 +109,7 @@ def _by_call(stream: Tensor, layout: Layout) -> list[Tensor]:
 
 
 class _ToRows(torch.autograd.Function):
-    """Stream to rows. Each token's gradient is the sum of its real rows': padded rows, which nothing sees, have none."""
+    """Stream to rows. A token's gradient is the sum of its real rows': padded rows, which nothing sees, have none."""
 
     @staticmethod
     def forward(ctx: Any, stream: Tensor, layout: Layout) -> Tensor:
