@@ -73,7 +73,7 @@ def small_run() -> Callable[..., Any]:
 CLOCKED = ("timing_s/", "perf/", "recovery/", "scheduler/", "rollout/tokens_per_second", "sync/bytes", "sync/num_")
 """How the names of metrics begin that measure time, or tell how something came to where it is, and what went wrong on
 the way."""
-COUNTED = ("rollout/batch_size", "rollout/batches")
+COUNTED = ("rollout/batch_size", "rollout/batches", "rollout/merged_tokens")
 """What an engine did, which depends on how many there were."""
 ROUNDED = ("training/rollout_logprob_diff_mean", "training/rollout_logprob_diff_max", "reward/", "critic/vf_explained")
 """What is rounded in another way when several workers generate and score."""
