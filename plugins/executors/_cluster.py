@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import textwrap
+import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,11 @@ _STARTING = {
 # speaks of other systems, every part of Ray listens on the loopback device alone. The second is Ray's default for a
 # cluster of one, said aloud, so that Ray does not.
 _LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
-_KNOCK_S = 10.0  # for a cluster's port to be reached
+_KNOCK_S = 10.0  # for a cluster's port to be reached, and to say what it is
+# How whoever speaks HTTP/2, and with it gRPC, begins: the client with a fixed line and its settings, none here; the
+# server with settings of its own, in a frame of the type 4 (RFC 9113, sections 3.4, 4.1 and 6.5).
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_FRAME_HEADER, _SETTINGS = 9, 4
 
 
 class _ToLog(logging.Handler):
@@ -159,14 +164,42 @@ def _from_environment() -> str:
 
 
 def _knock(address: str) -> None:
-    """Raise ConnectionError if nobody listens where Ray would look for the cluster: it tries for many minutes."""
+    """Raise ConnectionError if nobody listens where Ray would look for the cluster, or somebody else does: Ray tries
+    for many minutes, and then ends the process. What speaks no gRPC is found within seconds, and what does within
+    the time of one attempt of Ray's, which is less than a minute."""
     from ray._private.services import canonicalize_bootstrap_address_or_die
+    from ray._raylet import GcsClient
+    from ray.exceptions import RpcError
 
-    host, _, port = canonicalize_bootstrap_address_or_die(address).rpartition(":")
+    found = canonicalize_bootstrap_address_or_die(address)
+    host, _, port = found.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S) as connection:
+            if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+                _greet(connection)
     except OSError as error:
-        raise ConnectionError(f"{host}:{port}: {error.strerror or error}") from error
+        raise ConnectionError(f"{found}: {error.strerror or error}") from error
+    try:
+        GcsClient(address=found)
+    except RpcError as error:  # a token that is missing or wrong is another error, which says what to do
+        raise ConnectionError(f"{found}: what listens there is no head of a cluster: {error}") from error
+
+
+def _greet(connection: socket.socket) -> None:
+    """Raise ConnectionError unless HTTP/2 is spoken at the other end, in time."""
+    until, answer = time.monotonic() + _KNOCK_S, b""
+    connection.sendall(_GREETING)
+    while len(answer) < _FRAME_HEADER:
+        connection.settimeout(max(1e-3, until - time.monotonic()))
+        try:
+            more = connection.recv(_FRAME_HEADER - len(answer))
+        except TimeoutError:
+            raise ConnectionError(f"what listens there did not say within {_KNOCK_S:g} s what it is") from None
+        if not more:
+            break
+        answer += more
+    if len(answer) < _FRAME_HEADER or answer[3] != _SETTINGS:
+        raise ConnectionError(f"what listens there is not Ray: it answers {answer!r}")
 
 
 def _check_environment(given: Mapping[str, Any]) -> None:

@@ -1,10 +1,13 @@
 """The `ray` executor passes its kit, and explains workers that die, clusters that are full and what is not there."""
 
+import http.server
 import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +76,75 @@ def test_an_address_at_which_nobody_listens_is_refused_at_once(monkeypatch: pyte
     monkeypatch.setenv("RAY_ADDRESS", "head")
     with pytest.raises(ConfigError, match=r"RAY_ADDRESS: 'head' is neither `auto` nor host:port"):
         make().start(WorkerSpec(role="probe", factory=dict))
+
+
+def refused_at(port: int) -> str:
+    """What a run says whose `executor.address` is that of this port."""
+    executor = make(address=f"127.0.0.1:{port}")
+    with pytest.raises(ConfigError, match=rf"^executor.address: no Ray cluster answers at '127.0.0.1:{port}'") as found:
+        executor.start(WorkerSpec(role="probe", factory=dict))
+    executor.shutdown()
+    return str(found.value)
+
+
+def test_an_address_at_which_somebody_listens_and_says_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setattr("rollstock.plugins.executors._cluster._KNOCK_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts
+        said = refused_at(silent.getsockname()[1])
+    assert "what listens there did not say within 0.3 s what it is" in said
+
+
+def answering(server: socket.socket, pieces: Sequence[bytes]) -> threading.Thread:
+    """Answer one client with some bytes, one after the other, and hang up."""
+
+    def answer() -> None:
+        client, _ = server.accept()
+        with client:
+            client.recv(4096)
+            for piece in pieces:
+                client.sendall(piece)
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        ([], "it answers b''"),
+        ([b"220 ", b"ready\r\n"], "it answers b'220 ready'"),
+        ([b"\0\0\0\4"], r"it answers b'\x00\x00\x00\x04'"),
+    ],
+)
+def test_an_address_at_which_something_else_answers_is_refused(pieces: list[bytes], said: str) -> None:
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = answering(server, pieces)
+        assert f"what listens there is not Ray: {said}" in refused_at(server.getsockname()[1])
+        thread.join(10)
+
+
+def test_an_address_at_which_http_is_spoken_is_refused() -> None:
+    pytest.importorskip("ray")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        said = refused_at(server.server_port)
+        server.shutdown()
+    assert "what listens there is not Ray: it answers b'" in said
+
+
+def test_an_address_at_which_another_service_speaks_grpc_is_refused() -> None:
+    pytest.importorskip("ray")
+    grpc = pytest.importorskip("grpc")
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        assert "what listens there is no head of a cluster" in refused_at(port)
+    finally:
+        server.stop(None)
 
 
 @pytest.mark.parametrize(
