@@ -167,10 +167,11 @@ def _knock(address: str) -> None:
     """Raise ConnectionError if nobody listens where Ray would look for the cluster, or somebody else does: Ray tries
     for many minutes, and then ends the process. What speaks no gRPC is found within seconds, and what does within
     the time of one attempt of Ray's, which is less than a minute."""
+    from ray import _raylet
     from ray._private.services import canonicalize_bootstrap_address_or_die
-    from ray._raylet import GcsClient
     from ray.exceptions import RpcError
 
+    native: Any = _raylet  # compiled, and without types
     found = canonicalize_bootstrap_address_or_die(address)
     host, _, port = found.rpartition(":")
     try:
@@ -180,7 +181,7 @@ def _knock(address: str) -> None:
     except OSError as error:
         raise ConnectionError(f"{found}: {error.strerror or error}") from error
     try:
-        GcsClient(address=found)
+        native.GcsClient(address=found)
     except RpcError as error:  # a token that is missing or wrong is another error, which says what to do
         raise ConnectionError(f"{found}: what listens there is no head of a cluster: {error}") from error
 
