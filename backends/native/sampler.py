@@ -89,6 +89,8 @@ def invert(weights: Tensor, uniform: Tensor) -> Tensor:
     without its rounding, which would favour or starve rare tokens. A token of weight 0 is never chosen.
     """
     size = weights.shape[-1]
+    if size <= _BLOCK:
+        return _search(weights.double(), uniform)[0]
     whole = size // _BLOCK * _BLOCK
     sums = weights[:, :whole].view(len(weights), whole // _BLOCK, _BLOCK).sum(dim=-1)
     if whole < size:
