@@ -23,8 +23,7 @@ class FSDPConfig(TorchConfig):
     )
     replicas: int | None = option(
         None,
-        f"copies of the model under HYBRID, each spread over an equal share of the processes; none: {_REPLICAS}. For "
-        "HYBRID alone",
+        "copies of the model under HYBRID, each spread over an equal share of the processes; none: 2. For HYBRID alone",
         minimum=2,
         maximum=100_000,
     )
