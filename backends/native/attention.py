@@ -56,33 +56,42 @@ class SharedBatch:
         self.generated = 0  # tokens in every tail, the one being computed included
         self.settings: dict[int, tuple[float, int | None]] = {}  # of each layer: the scale of scores, and the window
         self.windows: set[int] = set()  # of the layers with a sliding window
-        self.merged: tuple[Tensor, Tensor] | None = None  # of the stream under way, see `merge`; None: all is apart
+        # Of the stream under way, the row of each of its tokens and the token of each row; None where these are one.
+        self.merged: tuple[Tensor, Tensor] | None = None
+        self.num_merged = 0  # tokens that were not computed because another has the same past
         self._masks: dict[tuple[int, int | None], Tensor | None] = {}
         self.place_rows(torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)))
         self._pasts: Tensor | None = self.groups  # of each row, what it has in common with those that are equal to it
 
-    def merge(self, pasts: Tensor, *, spared: float = 0.0) -> Tensor | None:
+    def merge(self, pasts: Tensor, *, least: float = 0.0, multiple: int = 1) -> Tensor | None:
         """Make one token of those of a stream that have one past, given a number for each past, [n] on the CPU.
 
-        Returns the places of the first of each, in order, on the device: the stream that is left. None, and nothing is
-        merged, where no more than the share `spared` would go.
+        Returns the places of the first of each, in order, on the device: the stream that is left. Nothing is merged
+        where no more than the share `least` would go. The first is repeated until the stream has a `multiple` of
+        tokens. None: all of it stays as it is.
         """
         first, index = first_places(pasts)
-        if len(first) == len(pasts) or len(first) > (1 - spared) * len(pasts):
+        if len(first) > (1 - least) * len(pasts):
+            first = index = torch.arange(len(pasts))
+        self.num_merged += len(pasts) - len(first)
+        missing = -len(first) % multiple
+        if not missing and len(first) == len(pasts):
             self.merged = None
             return None
+        first = torch.cat([first, first[:1].expand(missing)])
         self.merged = (first.to(self.device), index.to(self.device))
         return self.merged[0]
 
-    def merge_rows(self, tokens: Tensor, vocabulary: int) -> Tensor | None:
+    def merge_rows(self, tokens: Tensor, vocabulary: int, *, multiple: int = 1) -> Tensor | None:
         """The same for a decoding step, in which row r gets `tokens[r]`: of rows that were equal so far, and still
         are."""
-        self.merged = None
+        rows = len(tokens)
         if self._pasts is None:
-            return None
+            self.merged = None
+            return self.merge(torch.arange(rows), multiple=multiple) if rows % multiple else None
         kinds, self._pasts = torch.unique(self._pasts * vocabulary + tokens.cpu(), return_inverse=True)
-        kept = self.merge(self._pasts, spared=_MERGED)
-        if len(kinds) == len(tokens):  # and so they stay
+        kept = self.merge(self._pasts, least=_MERGED, multiple=multiple)
+        if len(kinds) == rows:  # and so they stay
             self._pasts = None
         return kept
 

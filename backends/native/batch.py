@@ -95,7 +95,7 @@ def run_batch(
     streams = _Streams(seeds, [len(group.prompt) for group in groups for _ in group.members], steps)
     limit = torch.tensor(limits)
     rows_of_prompts = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    logits = decoder.start([group.prompt for group in groups], counts, steps)[rows_of_prompts.to(device)]
+    logits = decoder.start([group.prompt for group in groups], counts, steps)
     record.capture_prompts(decoder.captured, [len(group.prompt) for group in groups], rows_of_prompts)
     alive = record.alive.to(device)
     ends = (rules.flags == STOP_ID).nonzero()[:, 0]
@@ -107,6 +107,7 @@ def run_batch(
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             forbidden=ends if step < sampling.min_new_tokens else None,
+            rows=decoder.rows,
         )
         record.tokens[step, alive] = tokens
         record.logprobs[step, alive] = logprobs

@@ -52,6 +52,10 @@ class Decoder(ABC):
     """How many tokens of the batch, those of its prompts included, were not computed because another one has the same
     past."""
 
+    rows: Tensor | None = None
+    """[B] on the device: for each row of the batch, which of the logits returned last are its own; None: those at its
+    place."""
+
     captured: Tensor | None = None
     """[n, layers, k]: the experts of the tokens that `start` (prompts end to end) or `step` read last, on the CPU,
     where a router asks for them."""
@@ -62,7 +66,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def start(self, prompts: Sequence[Sequence[int]], counts: Sequence[int], limit: int) -> Tensor:
-        """Read the distinct `prompts`, [G]; returns the logits of each one's next token, `[G, V]`.
+        """Read the distinct `prompts`, [G]; returns the logits of each one's next token, `[G, V]`, and sets `rows`.
 
         `counts[g]` rows continue prompt g; rows come in the order of their prompts. No row gets more than `limit`
         tokens.
@@ -70,7 +74,8 @@ class Decoder(ABC):
 
     @abstractmethod
     def step(self, tokens: Tensor) -> Tensor:
-        """Append `tokens` `[B]` to the rows; returns the logits of the tokens after them, `[B, V]`."""
+        """Append `tokens` `[B]` to the rows; returns the logits of the tokens after them, `[U, V]`, and sets `rows`:
+        rows that are equal may have theirs in common."""
 
     @abstractmethod
     def keep(self, rows: Tensor) -> None:
@@ -101,6 +106,7 @@ class SharedDecoder(Decoder):
 
     mixes_lengths = True
     shares_prompts = True
+    _multiple = 1
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
@@ -132,7 +138,6 @@ class SharedDecoder(Decoder):
         self._batch = batch
         self._take_known(prompts)
         skipped = batch.reused.tolist()
-        self.merged = 0
         nodes = tree_nodes([torch.tensor(prompt) for prompt in prompts]) if self.merges else []
         logits = []
         for first, last in _chunks((batch.lengths - batch.reused).tolist(), _PREFILL_TOKENS):
@@ -146,13 +151,13 @@ class SharedDecoder(Decoder):
             if self.merges:
                 batch.merge(torch.cat([nodes[g][skipped[g] :] for g in range(first, last)]))
             if batch.merged is not None:
-                self.merged += len(tokens) - len(batch.merged[0])
                 kept, index = (part.cpu() for part in batch.merged)
                 tokens, positions, wanted = tokens[kept], positions[kept], index[wanted]
             logits.append(self._forward(tokens[None], positions[None], wanted.to(self.device)))
         if self._slides and not batch.windows:  # it would show only in a sequence longer than the window
             self.stop()
             raise UnsupportedAttentionError(f"{type(self.model).__name__} does not tell its attention of its window")
+        self.rows, self.merged = batch.groups.to(self.device), batch.num_merged
         return torch.cat(logits)
 
     def _take_known(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -181,23 +186,19 @@ class SharedDecoder(Decoder):
         """See `Decoder.step`."""
         assert self._batch is not None
         tokens, positions = self._next(tokens)
-        return self._of_rows(self._forward(tokens[None], positions[None], None))
+        return self._forward(tokens[None], positions[None], None)
 
     def _next(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Begin a step: its stream, tokens and positions [U] on the device; U is B unless rows are merged."""
+        """Begin a step: its stream, tokens and positions [U] on the device. U is B, less the rows that are merged, filled
+        up to a multiple of `_multiple`."""
         batch = self._batch
         assert batch is not None
         positions = batch.step()[0]
-        kept = batch.merge_rows(tokens, self._vocabulary) if self.merges else None
-        if kept is None:
-            return tokens, positions
-        self.merged += len(tokens) - len(kept)
-        return tokens[kept], positions[kept]
-
-    def _of_rows(self, stream: Tensor) -> Tensor:
-        """The rows of a step from its stream, both `[., V]`."""
-        assert self._batch is not None
-        return stream if self._batch.merged is None else stream.index_select(0, self._batch.merged[1])
+        kept = None
+        if self.merges:
+            kept = batch.merge_rows(tokens, self._vocabulary, multiple=self._multiple)
+        self.rows, self.merged = None if batch.merged is None else batch.merged[1], batch.num_merged
+        return (tokens, positions) if kept is None else (tokens[kept], positions[kept])
 
     def _forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor | None) -> Tensor:
         """The logits `[n, V]` at the places `wanted` of a stream `[1, L]`; None: at all."""
@@ -250,12 +251,13 @@ class PlainDecoder(Decoder):
 
         self._cache = DynamicCache(config=self.model.config)
         logits = self._forward(torch.tensor(prompts))
-        rows = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-        self._cache.reorder_cache(rows.to(self.device))
+        self.rows = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)).to(self.device)
+        self._cache.reorder_cache(self.rows)
         return logits
 
     def step(self, tokens: Tensor) -> Tensor:
         """See `Decoder.step`."""
+        self.rows = None
         return self._forward(tokens[:, None])
 
     def _forward(self, tokens: Tensor) -> Tensor:

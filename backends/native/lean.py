@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PACKED_ROWS, _PACKED_STEPS = 16, 16  # what a batch has to have at least
+_PACKED_STREAM = 8
+"""What the rows of a step are filled up to a multiple of: oneDNN makes code for every number of rows that it meets, and
+keeps it, half a MiB for each product of a layer."""
+
 _PACKED_SIZE = 2**17  # elements of a weight, below which calling oneDNN costs more than its order gains
 
 
@@ -140,6 +144,7 @@ class LeanDecoder(SharedDecoder):
             assert head is not None
             self._head = _linear([head], packed_rows)
             self._norm = _norm(norm, folded=False)
+            self._multiple = _PACKED_STREAM if self._head.packed or self._layers[0].gate.packed else 1
 
     def step(self, tokens: Tensor) -> Tensor:
         """See `Decoder.step`."""
@@ -160,7 +165,7 @@ class LeanDecoder(SharedDecoder):
             x = layer.before_mlp(stream)
             gate = layer.gate.gated(x) if self._gates_by_silu else layer.parts.activation(layer.gate(x))
             stream = layer.down.plus(layer.up.times(x, gate), stream)
-        return self._of_rows(self._head(self._norm(stream)))
+        return self._head(self._norm(stream))
 
     def release(self) -> None:
         """See `Decoder.release`."""

@@ -52,6 +52,7 @@ class RoutedDecoder(Decoder):
         self._positions = torch.tensor([len(prompt) for prompt in prompts])[rows]
         with self._routed.routing(self._told(torch.cat(keys))) as record:
             logits = self.inner.start(prompts, counts, limit)
+        self.rows = self.inner.rows
         self._capture(record)
         return logits
 
@@ -61,6 +62,7 @@ class RoutedDecoder(Decoder):
         self._positions = self._positions + 1
         with self._routed.routing(self._told(self._keys)) as record:
             logits = self.inner.step(tokens)
+        self.rows = self.inner.rows
         self._capture(record)
         return logits
 

@@ -22,18 +22,21 @@ def choose(
     top_k: int = 0,
     top_p: float = 1.0,
     forbidden: Tensor | None = None,
+    rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Choose a token in every row; returns token ids `[B]` int64 and their log-probs `[B]` float32, in nats.
 
-    logits: `[B, V]`; uniform: `[B]` in [0, 1). The log-probs are those of the whole distribution at `temperature`,
-    before anything cut it, because that is what a trainer recomputes. Temperature 0 takes the most probable
-    token and reports its log-prob at temperature 1. top_k 0 and top_p 1 cut nothing; top-p applies to what top-k
-    leaves, renormalised. `forbidden`, token ids `[n]`, are never chosen; the other cuts see what they leave.
+    logits: `[U, V]`; uniform: `[B]` in [0, 1); rows: `[B]`, which of the logits are each row's, None: those at its
+    place. The log-probs are those of the whole distribution at `temperature`, before anything cut it, because that is
+    what a trainer recomputes. Temperature 0 takes the most probable token and reports its log-prob at temperature 1.
+    top_k 0 and top_p 1 cut nothing; top-p applies to what top-k leaves, renormalised. `forbidden`, token ids `[n]`, are
+    never chosen; the other cuts see what they leave.
     """
     logits = logits.float()
     if temperature == 0:
         tokens = (logits if forbidden is None else logits.index_fill(1, forbidden, -torch.inf)).argmax(dim=-1)
-        return tokens, _pick(logits, tokens) - logits.logsumexp(dim=-1)
+        logprobs = _pick(logits, tokens) - logits.logsumexp(dim=-1)
+        return (tokens, logprobs) if rows is None else (tokens[rows], logprobs[rows])
     if temperature != 1:
         logits = logits / temperature
     probs = torch.softmax(logits, dim=-1)
@@ -41,10 +44,11 @@ def choose(
         probs.index_fill_(1, forbidden, 0.0)
     elif forbidden is not None:  # so much of the mass is theirs that little or nothing of the others is left in `probs`
         allowed = torch.softmax(logits.index_fill(1, forbidden, -torch.inf), dim=-1)
-        tokens = invert(truncate(allowed, top_k=top_k, top_p=top_p), uniform)
-        return tokens, _pick(logits, tokens) - logits.logsumexp(dim=-1)
-    tokens = invert(truncate(probs, top_k=top_k, top_p=top_p), uniform)
-    return tokens, _pick(probs, tokens).log()
+        tokens = invert(truncate(allowed, top_k=top_k, top_p=top_p), uniform, rows)
+        whole = logits.logsumexp(dim=-1)
+        return tokens, _pick(logits, tokens, rows) - (whole if rows is None else whole[rows])
+    tokens = invert(truncate(probs, top_k=top_k, top_p=top_p), uniform, rows)
+    return tokens, _pick(probs, tokens, rows).log()
 
 
 def truncate(probs: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Tensor:
@@ -81,25 +85,31 @@ def _nucleus_edge(probs: Tensor, top_p: float) -> Tensor:
     return values.masked_fill(~kept, torch.inf).amin(dim=-1, keepdim=True)
 
 
-def invert(weights: Tensor, uniform: Tensor) -> Tensor:
-    """The first token of each row at which the running sum of `weights` `[B, V]` exceeds `uniform` `[B]` times their
-    total.
+def invert(weights: Tensor, uniform: Tensor, rows: Tensor | None = None) -> Tensor:
+    """The first token of each row at which the running sum of `weights` `[U, V]` exceeds `uniform` `[B]` times their
+    total; rows: see `choose`.
 
     The sum runs over blocks and then inside one block, in float64: cheaper than a running sum over the vocabulary, and
     without its rounding, which would favour or starve rare tokens. A token of weight 0 is never chosen.
     """
     size = weights.shape[-1]
     if size <= _BLOCK:
-        return _search(weights.double(), uniform)[0]
+        return _search(_of(weights, rows).double(), uniform)[0]
     whole = size // _BLOCK * _BLOCK
     sums = weights[:, :whole].view(len(weights), whole // _BLOCK, _BLOCK).sum(dim=-1)
     if whole < size:
         sums = torch.cat([sums, weights[:, whole:].sum(dim=-1, keepdim=True)], dim=-1)
-    block, rest = _search(sums.double(), uniform)
+    block, rest = _search(_of(sums, rows).double(), uniform)
     places = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=weights.device)
-    inside = weights.gather(1, places.clamp(max=size - 1)).double().masked_fill(places >= size, 0.0)
-    index, _ = _search(inside, rest)
+    within = places.clamp(max=size - 1)
+    inside = weights.gather(1, within) if rows is None else weights[rows[:, None], within]
+    index, _ = _search(inside.double().masked_fill(places >= size, 0.0), rest)
     return block * _BLOCK + index
+
+
+def _of(values: Tensor, rows: Tensor | None) -> Tensor:
+    """[B, X]: what each row has of `values` [U, X]."""
+    return values if rows is None else values.index_select(0, rows)
 
 
 def _search(weights: Tensor, fraction: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,6 +122,6 @@ def _search(weights: Tensor, fraction: Tensor) -> tuple[Tensor, Tensor]:
     return index, ((point - (_pick(total, index) - width)) / width).clamp(0.0, 1.0 - 2.0**-53)
 
 
-def _pick(values: Tensor, index: Tensor) -> Tensor:
-    """[B]: the entry at `index` `[B]` of each row of `values` `[B, V]`."""
-    return values.gather(1, index[:, None])[:, 0]
+def _pick(values: Tensor, index: Tensor, rows: Tensor | None = None) -> Tensor:
+    """[B]: the entry at `index` `[B]` of each row's `values` `[U, V]`; rows: see `choose`."""
+    return values.gather(1, index[:, None])[:, 0] if rows is None else values[rows, index]

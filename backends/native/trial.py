@@ -88,6 +88,7 @@ def _run(decoder: Decoder, prompts: Sequence[tuple[int, ...]]) -> tuple[dict[tup
             rows = [rows[-1], *rows[1:-1]]
             decoder.keep(torch.tensor([len(rows), *range(1, len(rows))]))
         logits = decoder.step(torch.full((len(rows),), token, device=decoder.device))
+        logits = logits if decoder.rows is None else logits[decoder.rows]
         found |= {prompt + _TOKENS[:count]: logits[i] for i, prompt in enumerate(rows)}
     decoder.stop()
     decoder.release()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rollstock import GenerationRequest, Sampling
-from rollstock.backends.native import Native
+from rollstock.backends.native import Native, lean
 
 PROMPTS = [(1, 2, 3, 4, 5, 6), (1, 2, 3, 9), (1, 2, 3, 4, 7, 8), (1, 2, 3, 4, 5, 6, 7), (8, 8)]
 DISTINCT = 6 + 1 + 2 + 1 + 2
@@ -57,6 +57,22 @@ def test_rows_of_which_few_are_equal_stay_apart(make_engine: Callable[..., Nativ
     requests = [GenerationRequest(prompt=(i, i + 1), seed=i) for i in range(40)]
     engine.generate([*requests, GenerationRequest(prompt=(0, 1), seed=0)], Sampling(max_new_tokens=3))
     assert lengths == [80, 41, 41]
+
+
+def test_with_packed_weights_streams_have_few_lengths(
+    make_engine: Callable[..., Native], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = make_engine().generate(REQUESTS, SAMPLING).completions
+    for name in ("_PACKED_ROWS", "_PACKED_STEPS", "_PACKED_SIZE"):
+        monkeypatch.setattr(lean, name, 1)
+    engine = make_engine()
+    lengths = streams_of(engine)
+    found = engine.generate(REQUESTS, SAMPLING).completions
+    assert {length % 8 for length in lengths[1:]} == {0}
+    assert len(set(lengths[1:])) > 1
+    for mine, theirs in zip(found, right, strict=True):
+        assert mine.tokens == theirs.tokens
+        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=3e-5)
 
 
 def test_a_prefix_cache_and_merging_go_together(make_engine: Callable[..., Native]) -> None:

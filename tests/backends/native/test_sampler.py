@@ -138,3 +138,26 @@ def test_forbidden_tokens_are_never_chosen_and_logprobs_stay_those_of_the_whole(
         assert set(tokens[:50].tolist()) == {1, 2}  # though nearly all of the mass was the forbidden one's
     whole = torch.log_softmax(logits / (temperature or 1.0), dim=-1).gather(1, tokens[:, None])[:, 0]
     assert torch.allclose(logprobs, whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("size", [40, 700])
+@pytest.mark.parametrize("forbidden", [None, [0, 3]])
+def test_rows_that_share_logits_choose_as_if_each_had_its_own(
+    temperature: float, size: int, forbidden: list[int] | None
+) -> None:
+    generator = torch.Generator().manual_seed(size)
+    logits = torch.randn((3, size), generator=generator) * 3
+    logits[1, 0] = 60.0  # nearly all of the mass
+    rows = torch.tensor([2, 0, 0, 1, 2, 1, 0, 2, 2])
+    uniform = torch.rand(9, generator=generator, dtype=torch.float64)
+    options = {
+        "temperature": temperature,
+        "top_k": 9,
+        "top_p": 0.9,
+        "forbidden": None if forbidden is None else torch.tensor(forbidden),
+    }
+    shared, own = choose(logits, uniform, rows=rows, **options), choose(logits[rows], uniform, **options)
+    assert torch.equal(shared[0], own[0])
+    assert torch.equal(shared[1], own[1])
+    assert len(set(own[0].tolist())) > 1
