@@ -189,8 +189,8 @@ class SharedDecoder(Decoder):
         return self._forward(tokens[None], positions[None], None)
 
     def _next(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Begin a step: its stream, tokens and positions [U] on the device. U is B, less the rows that are merged, filled
-        up to a multiple of `_multiple`."""
+        """Begin a step: its stream, tokens and positions [U] on the device. U is B, less the rows that are merged,
+        filled up to a multiple of `_multiple`."""
         batch = self._batch
         assert batch is not None
         positions = batch.step()[0]
