@@ -61,7 +61,9 @@ class TorchConfig:
     compute_dtype: Literal["float32", "bfloat16"] = option(
         "float32", "type of matrix products; the weights that the optimizer changes stay float32"
     )
-    share_prompts: bool = option(True, "compute a prompt that several responses of a micro-batch share only once")
+    share_prompts: bool = option(
+        True, "compute only once what sequences of a micro-batch begin with alike: prompts, and parts of either"
+    )
     layers: Literal["auto", "lean", "modules"] = option(
         "auto",
         "lean runs the layers of Llama-like models in float32 from their weights, in fewer operations and less memory; "

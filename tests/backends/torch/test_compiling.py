@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rollstock import Batch, Totals, UserError
+from rollstock import Batch, ModelSpec, Totals, UserError
 from rollstock.backends.torch import compiling
 from rollstock.backends.torch.backend import TorchBackend
 from rollstock.backends.torch.config import CompileConfig, TorchConfig
@@ -32,16 +32,24 @@ def test_lean_layers_have_no_modules_to_compile() -> None:
 
 @pytest.mark.slow
 @needs_compiler
-@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize(
+    ("name", "fullgraph"), [("llama", False), ("llama", True), ("gpt2", False), ("qwen3_moe", False)]
+)
 def test_compiled_layers_update_as_others_do(
-    fullgraph: bool, make_backend: Make, batch: Batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    fullgraph: bool,
+    make_backend: Make,
+    make_spec: Callable[..., ModelSpec],
+    batch: Batch,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # what another process left there may be half written
     torch._dynamo.reset()
     # A large eps: AdamW would make as much of a gradient that is 0 but for rounding as of any other.
     steps = {"learning_rate": 1.0, "eps": 1.0}
-    plain = make_backend(layers="modules", **steps)
-    compiled = make_backend(compile=CompileConfig(enabled=True, fullgraph=fullgraph), **steps)
+    plain = make_backend(make_spec(name), layers="modules", **steps)
+    compiled = make_backend(make_spec(name), compile=CompileConfig(enabled=True, fullgraph=fullgraph), **steps)
     plans = [[list(range(7))], [[0, 1, 3], [2, 4, 5, 6]]]
     for cuts in plans[:1] if fullgraph else plans:  # with the attention, each plan is a compilation of its own
         found = [
