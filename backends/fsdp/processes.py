@@ -50,8 +50,19 @@ def leave() -> None:
     """Be done with the group."""
     global _users
     if _users == 1 and dist.is_initialized():
+        _forget_layouts()
         dist.destroy_process_group()
     _users = max(0, _users - 1)
+
+
+def _forget_layouts() -> None:
+    """Empty the caches in which torch keeps how tensors were spread, and with it their group, for as long as the thread
+    lives. A process forked from another thread would end that group, and wait for ever for threads that it has not."""
+    from torch.distributed.tensor import debug
+
+    clear = getattr(debug, "_clear_sharding_prop_cache", None)
+    if clear is not None:
+        clear()
 
 
 @contextlib.contextmanager
