@@ -63,37 +63,35 @@ class SharedBatch:
         self.place_rows(torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts)))
         self._pasts: Tensor | None = self.groups  # of each row, what it has in common with those that are equal to it
 
-    def merge(self, pasts: Tensor, *, least: float = 0.0, multiple: int = 1) -> Tensor | None:
-        """Make one token of those of a stream that have one past, given a number for each past, [n] on the CPU.
+    def merge_prompts(self, nodes: Tensor) -> None:
+        """Make one token of those of a prefill's stream that have one past, given the node of each, [n] on the CPU."""
+        self._merge(*first_places(nodes))
 
-        Returns the places of the first of each, in order, on the device: the stream that is left. Nothing is merged
-        where no more than the share `least` would go. The first is repeated until the stream has a `multiple` of
-        tokens. None: all of it stays as it is.
+    def merge_rows(self, tokens: Tensor, *, multiple: int = 1) -> Tensor | None:
+        """Make one row of those that were equal so far, and still are, in a decoding step in which row r gets
+        `tokens[r]`. The first row is repeated until the step has a `multiple` of rows.
+
+        Returns which rows are left, on the device; None: all, as they are.
         """
-        first, index = first_places(pasts)
-        if len(first) > (1 - least) * len(pasts):
-            first = index = torch.arange(len(pasts))
-        self.num_merged += len(pasts) - len(first)
-        missing = -len(first) % multiple
-        if not missing and len(first) == len(pasts):
-            self.merged = None
-            return None
-        first = torch.cat([first, first[:1].expand(missing)])
-        self.merged = (first.to(self.device), index.to(self.device))
-        return self.merged[0]
+        first = index = torch.arange(len(tokens))
+        if self._pasts is not None:
+            tokens = tokens.cpu()
+            places, self._pasts = first_places(self._pasts * (tokens.max() + 1) + tokens)
+            if len(places) <= (1 - _MERGED) * len(tokens):
+                first, index = places, self._pasts
+            if len(places) == len(tokens):  # no two are equal, and so they stay
+                self._pasts = None
+        self._merge(first, index, multiple=multiple)
+        return None if self.merged is None else self.merged[0]
 
-    def merge_rows(self, tokens: Tensor, vocabulary: int, *, multiple: int = 1) -> Tensor | None:
-        """The same for a decoding step, in which row r gets `tokens[r]`: of rows that were equal so far, and still
-        are."""
-        rows = len(tokens)
-        if self._pasts is None:
-            self.merged = None
-            return self.merge(torch.arange(rows), multiple=multiple) if rows % multiple else None
-        kinds, self._pasts = torch.unique(self._pasts * vocabulary + tokens.cpu(), return_inverse=True)
-        kept = self.merge(self._pasts, least=_MERGED, multiple=multiple)
-        if len(kinds) == rows:  # and so they stay
-            self._pasts = None
-        return kept
+    def _merge(self, first: Tensor, index: Tensor, *, multiple: int = 1) -> None:
+        """Of the n tokens of a stream, keep those at the places `first`; `index` [n] is which of them each one is."""
+        self.num_merged += len(index) - len(first)
+        missing = -len(first) % multiple
+        self.merged = None
+        if missing or len(first) < len(index):
+            first = torch.cat([first, first[:1].expand(missing)])
+            self.merged = (first.to(self.device), index.to(self.device))
 
     def reuse(self, prefixes: Sequence[Prefix | None]) -> None:
         """Take the beginnings of the prompts, [G], that are known already; the prefill then reads the rest alone."""

@@ -126,7 +126,6 @@ class SharedDecoder(Decoder):
         model.set_attn_implementation(IMPLEMENTATION)
         if model.config._attn_implementation != IMPLEMENTATION:
             raise UnsupportedAttentionError(f"{type(model).__name__} keeps its own attention")
-        self._vocabulary = int(model.config.get_text_config().vocab_size)
         self._batch: SharedBatch | None = None
         self._prompts: list[tuple[int, ...]] = []
         self._known: dict[int, tuple[Piece, ...]] = {}  # of each prompt that begins with something known, that
@@ -149,7 +148,7 @@ class SharedDecoder(Decoder):
             positions = torch.arange(len(tokens)) - starts
             wanted = ends - 1
             if self.merges:
-                batch.merge(torch.cat([nodes[g][skipped[g] :] for g in range(first, last)]))
+                batch.merge_prompts(torch.cat([nodes[g][skipped[g] :] for g in range(first, last)]))
             if batch.merged is not None:
                 kept, index = (part.cpu() for part in batch.merged)
                 tokens, positions, wanted = tokens[kept], positions[kept], index[wanted]
@@ -194,9 +193,7 @@ class SharedDecoder(Decoder):
         batch = self._batch
         assert batch is not None
         positions = batch.step()[0]
-        kept = None
-        if self.merges:
-            kept = batch.merge_rows(tokens, self._vocabulary, multiple=self._multiple)
+        kept = batch.merge_rows(tokens, multiple=self._multiple) if self.merges else None
         self.rows, self.merged = None if batch.merged is None else batch.merged[1], batch.num_merged
         return (tokens, positions) if kept is None else (tokens[kept], positions[kept])
 
