@@ -75,6 +75,8 @@ class Ahead(Pipeline):
         self._changed = threading.Condition()
         self._threads: dict[str, threading.Thread] = {}
         self._running: set[str] = set()
+        self._at_work: set[str] = set()  # those of them in which an exception may be raised
+        self._gate = threading.Lock()  # of `_at_work`
         self._failure: BaseException | None = None
         self._is_playing = self._is_held = self._is_ending = False
         self._seconds: dict[str, float] = {}
@@ -230,17 +232,20 @@ class Ahead(Pipeline):
             run.progress.position = kept.values["position"]
 
     def abandon(self) -> None:
-        """See `Pipeline.abandon`. A thread that runs Python ends at its next instruction."""
+        """See `Pipeline.abandon`. A thread that is playing or scoring ends at its next instruction of Python; one that
+        waits, or is between two calls, finds that there is nothing more to do."""
         self._rollout.is_abandoned = self._reward.is_abandoned = True
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()
-            running = [self._threads[name] for name in self._running]
-        # Without the lock: one that waits for it could not take note, and CPython 3.11 holds up a traced thread (by
-        # coverage, by a debugger) at its next call until it has.
-        for thread in running:
-            raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
-            raise_in_thread(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_AbandonedError))
+        # Nowhere but at work. Elsewhere the exception could fall between a lock's acquisition and the block that lets go
+        # of it; and one that waits for a lock cannot take note, while CPython 3.11 holds up every traced thread (by
+        # coverage, by a debugger) at its next call until it has, and so the lock's owner, too.
+        raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        with self._gate:
+            for name in self._at_work:
+                raise_in_thread(ctypes.c_ulong(self._threads[name].ident or 0), ctypes.py_object(_AbandonedError))
+            self._at_work.clear()
 
     def close(self) -> None:
         """See `Pipeline.close`. Waits for the requests under way; a second Ctrl-C does not."""
@@ -320,7 +325,8 @@ class Ahead(Pipeline):
         """Play the rounds, until the end."""
         while rounds := self._work(self._playable, "generator_wait_s"):
             began = time.monotonic()
-            self._player.advance([each.play for each in rounds])
+            with self._working("generator"):
+                self._player.advance([each.play for each in rounds])
             with self._changed:
                 self._is_playing = False
                 for each in rounds:
@@ -334,7 +340,8 @@ class Ahead(Pipeline):
             began = time.monotonic()
             for each in rounds:
                 samples = each.take_samples()
-                scores = self._reward.call("score", samples, each.number)
+                with self._working("scorer"):
+                    scores = self._reward.call("score", samples, each.number)
                 with self._changed:
                     each.samples, each.scores = samples, scores
                     self._changed.notify_all()
@@ -349,6 +356,16 @@ class Ahead(Pipeline):
             self._is_playing = self._is_playing or (bool(found) and find == self._playable)
         self._count(waited, began)
         return found
+
+    @contextmanager
+    def _working(self, name: str) -> Iterator[None]:
+        """A stretch of the thread of that name in which `abandon` may raise."""
+        self._at_work.add(name)
+        try:
+            yield
+        finally:
+            with self._gate:  # not while `abandon` is raising; what it has raised comes within this block at the latest
+                self._at_work.discard(name)
 
     def _playable(self) -> list[Round]:
         """What the generator plays together: one round after the other, or all that were begun."""

@@ -80,8 +80,8 @@ class SharedGroup(WorkerGroup):
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """See `WorkerGroup.call`."""
-        if method == "close" and self.is_abandoned and self.turns.is_anothers:
-            return None
+        if method == "close" and self.is_abandoned:  # without a turn: whoever had one may have been ended in the middle
+            return None if self.turns.is_anothers else self._group.call(method, *args, **kwargs)
         with self.turns:
             return self._group.call(method, *args, **kwargs)
 

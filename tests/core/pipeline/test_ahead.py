@@ -276,18 +276,34 @@ def test_another_mode_plays_what_was_ahead_again(toy, caplog):
     assert "1 batches that were generated ahead are generated again" in caplog.text
 
 
-def test_threads_that_nobody_waits_for_end_although_they_are_at_work(toy):
+def test_of_threads_that_nobody_waits_for_those_at_work_are_interrupted(toy):
     ahead = toy("async", steps=4)
     working = threading.Event()
+    ended = {}
 
     def endless(method, *_args):
         working.set()
         while True:
             pass
 
+    def noting(name, target):
+        def run():
+            try:
+                target()
+            except BaseException as error:
+                ended[name] = type(error).__name__
+                raise
+            ended[name] = "in order"
+
+        return run
+
+    pipeline = ahead.pipeline
     ahead.engine.call = endless
-    ahead.pipeline.next_tasks(ahead.run)
+    pipeline._play_rounds = noting("generator", pipeline._play_rounds)
+    pipeline._score_rounds = noting("scorer", pipeline._score_rounds)
+    pipeline.next_tasks(ahead.run)
     assert working.wait(60)
-    ahead.pipeline.abandon()
-    ahead.pipeline.close()
-    assert not any(thread.is_alive() for thread in ahead.pipeline._threads.values())
+    pipeline.abandon()
+    pipeline.close()
+    assert not any(thread.is_alive() for thread in pipeline._threads.values())
+    assert ended == {"generator": "_AbandonedError", "scorer": "in order"}

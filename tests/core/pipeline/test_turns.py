@@ -143,3 +143,23 @@ def test_workers_that_nobody_waits_for_are_not_asked_to_close_while_they_are_bus
     thread.join(60)
     shared.call("close")
     assert workers.calls == [("close",)]
+
+
+def test_workers_that_nobody_waits_for_close_although_a_thread_ended_within_its_turn():
+    workers = Workers()
+    shared = SharedGroup(workers)
+    holding, over = threading.Event(), threading.Event()
+
+    def ended() -> None:
+        shared.turns._changed.acquire()  # an exception came before the block that would let go of it
+        holding.set()
+        over.wait()  # lest another thread is given the number of this one, whose lock it then is
+
+    in_thread(ended)
+    holding.wait(60)
+    shared.is_abandoned = True
+    closing = in_thread(lambda: shared.call("close"))
+    closing.join(10)
+    over.set()
+    assert not closing.is_alive()
+    assert workers.calls == [("close",)]
