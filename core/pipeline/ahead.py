@@ -238,9 +238,9 @@ class Ahead(Pipeline):
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()
-        # Nowhere but at work. Elsewhere the exception could fall between a lock's acquisition and the block that lets go
-        # of it; and one that waits for a lock cannot take note, while CPython 3.11 holds up every traced thread (by
-        # coverage, by a debugger) at its next call until it has, and so the lock's owner, too.
+        # Nowhere but at work. Elsewhere the exception could fall between a lock's acquisition and the block that lets
+        # go of it; and who waits for a lock cannot take note, while CPython 3.11 holds up every traced thread (by
+        # coverage, by a debugger) at its next call until somebody has, the lock's owner among them.
         raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
         with self._gate:
             for name in self._at_work:
