@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import outputs
 from learning import ROOT, TARGET, WINDOW, Result, picture, read
 
 PROCESSES = 2
@@ -90,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=120, help="steps of each run")
     parser.add_argument("--runs", type=Path, default=Path("runs/compressed"), help="where the runs are kept")
-    parser.add_argument("--picture", type=Path, help="draw the curves there, as an SVG")
+    parser.add_argument("--picture", type=outputs.file, help="draw the curves there, as an SVG")
     options = parser.parse_args(arguments)
     runs = options.runs.resolve()
     results = [train(name, seed, options.steps, runs) for seed in options.seeds for name in options.compressors]

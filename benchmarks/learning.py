@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+import outputs
+
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = 0.9
 WINDOW = 10
@@ -180,8 +182,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=240, help="steps of each run")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once, of one thread each")
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"), help="where the runs are kept")
-    parser.add_argument("--table", type=Path, help="write the table there as well")
-    parser.add_argument("--picture", type=Path, help="draw the curves there, as an SVG")
+    parser.add_argument("--table", type=outputs.file, help="write the table there as well")
+    parser.add_argument("--picture", type=outputs.file, help="draw the curves there, as an SVG")
     options = parser.parse_args(arguments)
     names = options.algorithms or online_algorithms()
     runs = options.runs.resolve()

@@ -1,8 +1,8 @@
 """How the cost of a step grows: the controller's with the size of a batch, a whole step's with every size of a config.
 
-    python benchmarks/scaling.py controller          up to 4,096 trajectories of 8,192 tokens; ten minutes, 10 GiB
-    python benchmarks/scaling.py step                the tiny model: batch, response length, group size; two minutes
-    python benchmarks/scaling.py plugins             installed and loaded plugins; a minute
+    python benchmarks/scaling.py controller          up to 4,096 trajectories of 8,192 tokens; a minute, 5 GiB
+    python benchmarks/scaling.py step                the tiny model: batch, response length, group size; ten seconds
+    python benchmarks/scaling.py plugins             installed and loaded plugins; half a minute
     python benchmarks/scaling.py all --pictures docs/images
 
 `controller` takes steps of real runs in which nothing but the models is missing: the rollout engine answers at once
@@ -34,6 +34,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))  # PYTHONSAFEPATH keeps it out
 
+import outputs
 import torch
 from curves import Curve, picture
 
@@ -390,8 +391,13 @@ def measure_plugins() -> list[Curve]:
     """Print what installed and loaded plugins cost."""
     loaded, installed_ = [0, 10, 50, 100], [0, 50, 100, 200]
     with_plugins(0, 0)
-    steps = [with_plugins(count, 0)[0] for count in loaded]
-    starts = [with_plugins(0, count) for count in installed_]
+    # In turn, three times: what the machine does meanwhile falls on all of them.
+    rounds = [([with_plugins(n, 0)[0] for n in loaded], [with_plugins(0, n) for n in installed_]) for _ in range(3)]
+    steps = [statistics.median(values) for values in zip(*(steps for steps, _ in rounds), strict=True)]
+    starts = [
+        (statistics.median(step for step, _ in found), statistics.median(start for _, start in found))
+        for found in zip(*(starts for _, starts in rounds), strict=True)
+    ]
     print(f"{'extensions loaded':>26}", *(f"{count:>8}" for count in loaded))
     print(f"{'ms a step':>26}", *(f"{1e3 * seconds:>8.2f}" for seconds in steps))
     each = 1e6 * (steps[-1] - steps[0]) / loaded[-1]
@@ -408,8 +414,8 @@ def main() -> None:
     parser.add_argument("what", choices=["controller", "step", "plugins", "all"])
     parser.add_argument("--largest", type=int, default=4096, help="most trajectories of `controller`")
     parser.add_argument("--tokens", type=int, default=8192, help="tokens of each of them")
-    parser.add_argument("--pictures", type=Path, help="a folder for SVG pictures")
-    parser.add_argument("--json", type=Path, help="a file for the numbers")
+    parser.add_argument("--pictures", type=outputs.folder, help="a folder for SVG pictures")
+    parser.add_argument("--json", type=outputs.file, help="a file for the numbers")
     options = parser.parse_args()
     found: dict[str, list[Curve]] = {}
     if options.what in ("controller", "all"):
