@@ -177,7 +177,7 @@ def test_a_trajectory_without_experts_takes_the_column_from_all():
     assert "routed_experts" not in Batch.from_trajectories(trajectories)
 
 
-@pytest.mark.parametrize("shortest", [0, 60, 200])  # tokens: by their places, some of each, row by row
+@pytest.mark.parametrize("shortest", [0, 60, 200, 1200])  # tokens: by their places, some of each, row by row
 def test_long_rows_are_cut_and_padded_as_short_ones_are(shortest: int) -> None:
     lengths = [shortest + extra for extra in (3, 0, 90, 7, 41)]
     whole = Batch.from_trajectories([make_trajectory(n, group=i, seed=i) for i, n in enumerate(lengths)])
