@@ -65,7 +65,7 @@ docs: $(VENV)/.dev ## write the generated pages anew, and run every block of the
 wheel: $(VENV)/.dev ## build the sdist and the wheel into dist/
 	$(BIN)/python -m build --outdir dist .
 
-bench: $(VENV)/.demo .venv-trl/.done ## time a step against TRL's, as ratios, and the listing of plugins: about ten minutes
+bench: $(VENV)/.demo .venv-trl/.done ## time a step against TRL's, as ratios, and the listing of plugins: a quarter of an hour
 	@$(BIN)/python examples/prepare_smollm2.py
 	$(BIN)/python benchmarks/grpo_step.py --peer trl --peer-python .venv-trl/bin/python
 	$(BIN)/python benchmarks/plugin_listing.py
