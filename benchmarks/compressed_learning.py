@@ -18,6 +18,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))  # PYTHONSAFEPATH keeps it out
+
 import outputs
 from learning import ROOT, TARGET, WINDOW, Result, picture, read
 

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))  # PYTHONSAFEPATH keeps it out
+
 import outputs
 
 ROOT = Path(__file__).resolve().parent.parent
